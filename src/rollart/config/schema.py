@@ -1,0 +1,143 @@
+"""The configuration of a run, as types. Importable without torch, Ray or any environment package.
+
+Invariant: a value that is accepted here can be run; cross-field rules are checked when the configuration is read, and
+the message gives the value and the nearest valid ones. Variants are chosen by a `kind` field, so a key of another variant
+is unknown by type. Defaults live in these classes and nowhere else. The parts are in `problems.py`, `learning.py` and
+`workers.py`; all of them are to be imported from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from rollart.config.learning import (
+    Algorithm,
+    GroupBaseline,
+    LeaveOneOut,
+    NoCorrection,
+    Optimizer,
+    PPOClip,
+    SamplingConfig,
+    Schedule,
+    TruncatedIS,
+)
+from rollart.config.node import Node, refuse
+from rollart.config.problems import (
+    CharsTokenizer,
+    EnvConfig,
+    FrozenLakeEnv,
+    GymnasiumEnv,
+    HFTokenizer,
+    MaxDigitEnv,
+    PretrainedModel,
+    PythonEnv,
+    PythonScorer,
+    ScratchModel,
+    TaskConfig,
+    task_problems,
+)
+from rollart.config.workers import (
+    BaselineConfig,
+    Deadlines,
+    Drop,
+    EngineConfig,
+    EnvHostConfig,
+    EvalConfig,
+    Fail,
+    FailurePolicy,
+    FakeWorld,
+    LocalWorld,
+    Replace,
+    Retry,
+    TrainerConfig,
+    WarmStart,
+)
+
+__all__ = [
+    "Algorithm",
+    "BaselineConfig",
+    "CharsTokenizer",
+    "Deadlines",
+    "Drop",
+    "EngineConfig",
+    "EnvConfig",
+    "EnvHostConfig",
+    "EvalConfig",
+    "Fail",
+    "FailurePolicy",
+    "FakeWorld",
+    "FrozenLakeEnv",
+    "GroupBaseline",
+    "GymnasiumEnv",
+    "HFTokenizer",
+    "LeaveOneOut",
+    "LocalWorld",
+    "MaxDigitEnv",
+    "NoCorrection",
+    "Node",
+    "Optimizer",
+    "PPOClip",
+    "PretrainedModel",
+    "PythonEnv",
+    "PythonScorer",
+    "Replace",
+    "Retry",
+    "RunConfig",
+    "SamplingConfig",
+    "Schedule",
+    "ScratchModel",
+    "TaskConfig",
+    "TrainerConfig",
+    "TruncatedIS",
+    "WarmStart",
+]
+
+
+class RunConfig(Node):
+    """One run. `rollart train RECIPE key=value` sets any field by its dotted name."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The run's folder within output_dir."""
+    seed: int = Field(default=0, ge=0)
+    """Every draw of the run is named and derived from this."""
+    output_dir: str = "runs"
+    """The folder of all runs."""
+    world: Annotated[LocalWorld | FakeWorld, Field(discriminator="kind")] = LocalWorld()
+    model: Annotated[ScratchModel | PretrainedModel, Field(discriminator="kind")] = ScratchModel()
+    tokenizer: Annotated[CharsTokenizer | HFTokenizer, Field(discriminator="kind")] = CharsTokenizer()
+    tasks: dict[str, TaskConfig]
+    """Name to task; all are trained together."""
+    schedule: Schedule = Schedule()
+    algorithm: Algorithm = Algorithm()
+    optimizer: Optimizer = Optimizer()
+    sampling: SamplingConfig = SamplingConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    engine: EngineConfig = EngineConfig()
+    envs: EnvHostConfig = EnvHostConfig()
+    deadlines: Deadlines = Deadlines()
+    failure: FailurePolicy = FailurePolicy()
+    baselines: BaselineConfig = BaselineConfig()
+    warm_start: WarmStart = WarmStart()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _can_learn(self) -> RunConfig:
+        schedule, failure = self.schedule, self.failure
+        refuse(
+            None if self.tasks else "tasks is empty; name at least one task",
+            *(line for name, task in self.tasks.items() for line in task_problems(name, task)),
+            f"schedule.group_size=1 with algorithm.advantage={self.algorithm.advantage.kind}: a group baseline over one "
+            "member is that member's own reward, so every advantage is 0; use group_size >= 2"
+            if schedule.group_size == 1
+            else None,
+            f"failure.min_group_size={failure.min_group_size} is above schedule.group_size={schedule.group_size}; use at "
+            f"most {schedule.group_size}"
+            if failure.min_group_size > max(schedule.group_size, 2)
+            else None,
+            f"failure.min_group_size={failure.min_group_size}: a group baseline needs 2 members or more; use 2"
+            if failure.min_group_size < 2
+            else None,
+        )
+        return self

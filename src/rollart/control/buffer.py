@@ -1,0 +1,215 @@
+"""Groups from their opening to their training: the buffer, admission's count of it, and release.
+
+Invariant: a group is trained or dropped exactly once, and its tokens move through the ledger with it. The buffer knows
+nothing of how groups are made or trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rollart.control.fleet import Key
+from rollart.control.rollout import Attempt
+from rollart.control.signal import Signal
+from rollart.control.waits import WaitExpired, Waits
+from rollart.core.errors import RunFailed
+from rollart.core.events import Recorder
+from rollart.core.ledger import Ledger
+from rollart.core.lifecycle import GROUP, Lifecycle
+from rollart.core.types import DropReason, Failure, TaskInstance, Trajectory, Version
+from rollart.sched.redundancy import Unfinished, losers
+from rollart.sched.staleness import Ready, Window, hopeless, oldest_allowed, release
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Sibling attempts at one instance."""
+
+    instance: TaskInstance
+    order: int
+    """Counter of admission."""
+    life: Lifecycle
+    done: list[Trajectory] = field(default_factory=list)
+    running: dict[int, Attempt] = field(default_factory=dict)
+    """Member -> its present attempt (also while it waits to be retried)."""
+    given_up: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.instance.group_id
+
+    @property
+    def oldest(self) -> Version | None:
+        versions = [t.oldest_version for t in self.done if t.oldest_version is not None]
+        return min(versions) if versions else None
+
+    @property
+    def n_sampled(self) -> int:
+        return sum(trajectory.n_sampled for trajectory in self.done)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    step: int
+    version: Version
+    groups: tuple[Group, ...]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.done]
+
+
+class Buffer:
+    """All groups that are not yet trained or dropped."""
+
+    def __init__(
+        self, record: Recorder, waits: Waits, ledger: Ledger, window: Window, *,
+        stop: Callable[[Mapping[Key, Attempt], DropReason], None],
+        oldest_live: Callable[[list[Key]], Version | None],
+    ) -> None:  # fmt: skip
+        self._record = record
+        self._waits = waits
+        self._ledger = ledger
+        self._stop = stop
+        self._oldest_live = oldest_live
+        self.window = window
+        self.groups: dict[str, Group] = {}
+        self.counts: dict[str, int] = {}
+        """Groups per task that were trained or still may be: what mixing looks at."""
+        self.next_release: Version = 0
+        """Version of the trainer when it can next train something."""
+        self.released = 0
+        """Batches released so far."""
+        self.changed = Signal()
+        self.last_failure: Failure | None = None
+        self._opened = 0
+
+    @property
+    def min_version(self) -> Version:
+        """Tokens sampled under an older version could not be released any more."""
+        return max(0, oldest_allowed(self.next_release, self.window.max_staleness))
+
+    # --- a group's life ----------------------------------------------------------------------------------------------
+
+    def open(self, instance: TaskInstance, *, members: int, room: int) -> Group:
+        group = Group(instance=instance, order=self._opened, life=Lifecycle(GROUP, instance.group_id, "open"))
+        self._opened += 1
+        self.groups[group.id] = group
+        self.counts[instance.task] = self.counts.get(instance.task, 0) + 1
+        self.window.opened()
+        self._record("group_opened", group=group.id, task=instance.task, members=members, room=room)
+        return group
+
+    def complete(self, group: Group) -> None:
+        """`group_size` members are scored: the group may be released, and members still running have lost."""
+        group.life.to("buffered")
+        self.window.completed()
+        self._stop_members(group, "redundant")
+        rewards = [trajectory.reward for trajectory in group.done if trajectory.reward is not None]
+        self._record(
+            "group_completed", group=group.id, task=group.instance.task, members=len(group.done),
+            reward_mean=sum(rewards) / len(rewards), rewards=rewards, oldest_version=group.oldest,
+        )  # fmt: skip
+        self.changed.notify()
+
+    def drop(self, group: Group, reason: DropReason) -> None:
+        """Give a group up: running members are stopped, finished ones leave the ledger as `reason`."""
+        state = group.life.state
+        group.life.to("dropped")
+        self._stop_members(group, reason)
+        self._ledger.drop("buffered", reason, group.n_sampled)
+        self.window.dropped(state)
+        self.counts[group.instance.task] -= 1
+        del self.groups[group.id]
+        self._record("group_dropped", group=group.id, task=group.instance.task, reason=reason, tokens=group.n_sampled)
+        self.changed.notify()
+
+    def _stop_members(self, group: Group, reason: DropReason) -> None:
+        if group.running:
+            self._stop({attempt.key: attempt for attempt in group.running.values()}, reason)
+
+    # --- release -------------------------------------------------------------------------------------------------------
+
+    async def take(self, step: int, version: Version, quota: Mapping[str, int], *, deadline_s: float) -> Batch:
+        """The batch of `step`, to be trained at `version`; waits until every task's quota is there.
+
+        Raises RunFailed when the batch does not come by the absolute deadline.
+        """
+        started = asyncio.get_running_loop().time()
+        while True:
+            decision = release(
+                [
+                    Ready(group=g.id, task=g.instance.task, order=g.order, oldest=g.oldest)
+                    for g in self.groups.values()
+                    if g.life.state == "buffered"
+                ],
+                version=version,
+                max_staleness=self.window.max_staleness,
+                quota=quota,
+            )
+            for name in decision.stale:
+                self.drop(self.groups[name], "stale")
+            if decision.groups:
+                waited_s = asyncio.get_running_loop().time() - started
+                return self._release(step, version, decision.groups, quota, waited_s)
+            missing = ", ".join(f"{n} of {task}" for task, n in sorted(decision.missing.items()))
+            try:
+                await self._waits.on(self.changed.wait(), what="groups to be trained", deadline_s=deadline_s)
+            except WaitExpired as expired:
+                raise RunFailed(
+                    f"step {step} had no batch after {asyncio.get_running_loop().time() - started:.1f} s "
+                    f"(deadlines.batch_s): missing groups: {missing}; open groups: {self.window.open}; "
+                    f"waiting: {dict(self._waits.now())}",
+                    self.last_failure,
+                ) from expired
+
+    def _release(
+        self, step: int, version: Version, names: tuple[str, ...], quota: Mapping[str, int], waited_s: float
+    ) -> Batch:
+        batch = Batch(step, version, tuple(self.groups[name] for name in names))
+        for group in batch.groups:
+            group.life.to("training")
+        self.window.released(len(batch.groups))
+        self.next_release = version + 1
+        self.released += 1
+        lags = [version - t.oldest_version for t in batch.trajectories if t.oldest_version is not None]
+        newest = [version - t.newest_version for t in batch.trajectories if t.newest_version is not None]
+        self._record(
+            "batch_released", step=step, version=version, groups=list(names), trajectories=len(batch.trajectories),
+            tokens=sum(group.n_sampled for group in batch.groups), staleness_mean=sum(lags) / max(1, len(lags)),
+            staleness_max=max(lags, default=0), newest_lag_mean=sum(newest) / max(1, len(newest)),
+            waited_s=round(waited_s, 6), quota=dict(quota),
+        )  # fmt: skip
+        self._prune()
+        return batch
+
+    def _prune(self) -> None:
+        """After a release: abort what can no longer be trained, drop what redundant groups over-produced."""
+        for group in [g for g in self.groups.values() if g.life.state in ("open", "buffered")]:
+            if hopeless(self._oldest_of(group), self.next_release, self.window.max_staleness):
+                self.drop(group, "stale")
+        surplus = self.window.surplus
+        if surplus:
+            view = {
+                state: [Unfinished(group=g.id, order=g.order) for g in self.groups.values() if g.life.state == state]
+                for state in ("open", "buffered")
+            }
+            for name in losers(view["open"], view["buffered"], surplus=surplus):
+                self.drop(self.groups[name], "redundant")
+
+    def _oldest_of(self, group: Group) -> Version | None:
+        known = [attempt.oldest for attempt in group.running.values()]
+        live = self._oldest_live([attempt.key for attempt in group.running.values()])
+        versions = [version for version in (group.oldest, live, *known) if version is not None]
+        return min(versions) if versions else None
+
+    def trained(self, batch: Batch) -> None:
+        """The version that holds this batch is published: its samples need not be kept any more."""
+        for group in batch.groups:
+            group.life.to("trained")
+            self._ledger.move("buffered", "trained", group.n_sampled)
+            del self.groups[group.id]
+        self.window.published(len(batch.groups))
+        self.changed.notify()

@@ -1,0 +1,274 @@
+"""The engines in service, and the one function through which every turn goes.
+
+Owns: the router's notes, who serves which trajectory, both sides of the token ledger for delivered turns. Invariant: a
+turn is answered once; its tokens enter the ledger in the same breath in which the engine's book stops calling them live;
+a turn that an apply or a lost engine cut short goes on elsewhere from its tokens, and no token is sampled twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rollart.control.signal import Signal
+from rollart.control.waits import GRACE_S, WaitExpired, Waits
+from rollart.core.errors import RunFailed, describe, failure
+from rollart.core.events import Recorder
+from rollart.core.ledger import Ledger
+from rollart.core.seeds import seed_of
+from rollart.core.types import (
+    EngineBook,
+    Failure,
+    Generation,
+    RequestId,
+    Tokens,
+    TrajId,
+    Turn,
+    TurnRequest,
+    Version,
+)
+from rollart.ports import Engine
+from rollart.sched.routing import Choice, Router
+
+Key = tuple[TrajId, int]
+"""A trajectory attempt."""
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+MAX_RESENDS = 3
+"""Engines that may fail under one turn before the trajectory fails: a request that kills engines must not kill them all."""
+
+
+class Fleet:
+    """Engines join and leave; `turn` routes, retries, resumes and records."""
+
+    def __init__(
+        self,
+        record: Recorder,
+        waits: Waits,
+        ledger: Ledger,
+        *,
+        seed: int,
+        spawn: Spawn,
+        affinity: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        self._record = record
+        self._waits = waits
+        self._ledger = ledger
+        self._seed = seed
+        self._spawn = spawn
+        self.router = Router()
+        self.engines: dict[str, Engine] = {}
+        self.changed = Signal()
+        self.min_version: Version = 0
+        """Tokens sampled under an older version could not be trained any more."""
+        self._retired: dict[str, EngineBook] = {}
+        self._duplicates: dict[str, int] = {}
+        self._homes: dict[Key, str] = {}
+        self._live: dict[Key, tuple[str, RequestId]] = {}
+        self._aborting: set[Key] = set()
+        self._affinity = affinity or {}
+
+    # --- engines -----------------------------------------------------------------------------------------------
+
+    def add(self, engine: Engine) -> None:
+        """An engine has started; it takes turns once it serves a version (`applied`)."""
+        self.engines[engine.info.id] = engine
+
+    def applied(self, engine: str, version: Version) -> None:
+        """An engine serves `version` from now on."""
+        if engine not in self.engines:
+            return
+        if engine in self.router:
+            self.router.applied(engine, version)
+        else:
+            pool = self.engines[engine].info.pool
+            self.router.joined(engine, pool, version)
+            self._record("engine_joined", engine=engine, pool=pool, version=version)
+        self.changed.notify()
+
+    def lost(self, engine: str, why: Failure) -> None:
+        """An engine is gone. What it had sampled and not delivered is counted as `engine_lost`; its turns go elsewhere.
+
+        Raises RunFailed with the engine's failure when it was the last one.
+        """
+        port = self.engines.pop(engine, None)
+        if port is None:
+            return
+        if engine in self.router:
+            self.router.left(engine)
+        book = port.book()
+        self._settle_duplicates(engine, book)
+        lost_tokens = sum(live.n_tokens for live in book.live.values())
+        self._ledger.lose(engine, lost_tokens)
+        self._retired[engine] = replace(book, live={})
+        self._record("engine_lost", engine=engine, failure=describe(why), lost_tokens=lost_tokens)
+        self.changed.notify()
+        if not self.engines:
+            raise RunFailed(f"no engine is left: {engine} was the last", why)
+
+    def books(self) -> Mapping[str, EngineBook]:
+        """The engines' side of the ledger, of those gone as well."""
+        books = dict(self._retired)
+        for name, engine in self.engines.items():
+            books[name] = engine.book()
+            self._settle_duplicates(name, books[name])
+        return books
+
+    def _settle_duplicates(self, engine: str, book: EngineBook) -> None:
+        new = book.duplicates - self._duplicates.get(engine, 0)
+        if new:
+            self._duplicates[engine] = book.duplicates
+            self._ledger.lose(engine, new, "duplicate")
+            self._record("tokens_dropped", reason="duplicate", tokens=new, engine=engine)
+
+    def oldest_live(self, keys: Iterable[Key]) -> Version | None:
+        """Oldest version among tokens of live requests, as the engines last reported it; None: none sampled yet."""
+        oldest: Version | None = None
+        for key in keys:
+            seat = self._live.get(key)
+            if seat is None or seat[0] not in self.engines:
+                continue
+            live = self.engines[seat[0]].book().live.get(seat[1])
+            if live is not None and live.oldest_version is not None:
+                oldest = live.oldest_version if oldest is None else min(oldest, live.oldest_version)
+        return oldest
+
+    # --- turns -------------------------------------------------------------------------------------------------
+
+    async def turn(self, request: TurnRequest) -> Turn:
+        """One turn of a trajectory, whatever happens to engines meanwhile. Never raises but on shutdown."""
+        key = (request.id.traj, request.id.attempt)
+        pieces: tuple[Tokens, ...] = ()
+        losses = 0
+        part = 0
+        while True:
+            if key in self._aborting:
+                return Turn(pieces=pieces, finish="aborted")
+            choice = await self._choose(key, request)
+            if isinstance(choice, Failure):
+                return Turn(pieces=pieces, finish="failed", failure=choice)
+            if key in self._aborting:
+                return Turn(pieces=pieces, finish="aborted")
+            answer = await self._ask(choice, key, _part(request, part, pieces, self.min_version))
+            if answer.tokens.n_tokens:
+                pieces += (answer.tokens,)
+            if answer.finish == "stop" or sum(piece.n_tokens for piece in pieces) >= request.max_tokens:
+                return Turn(pieces=pieces, finish="stop" if answer.finish == "stop" else "length")
+            if answer.failure is not None:
+                losses += 1
+                if not answer.failure.retryable or losses > MAX_RESENDS:
+                    return Turn(pieces=pieces, finish="failed", failure=answer.failure)
+            elif answer.finish == "length":
+                return Turn(pieces=pieces, finish="length")
+            part += 1
+
+    async def _choose(self, key: Key, request: TurnRequest) -> Choice | Failure:
+        """Pick an engine; wait while none is eligible (all of them are still applying a version, say)."""
+        draw = seed_of(self._seed, "route", *request.id)
+        while True:
+            choice = self.router.choose(
+                home=self._homes.get(key),
+                pools=self._affinity.get(request.domain, ()),
+                min_version=0 if request.pin is not None or request.purpose != "train" else self.min_version,
+                pin=request.pin,
+                draw=draw,
+            )
+            if choice is not None:
+                return choice
+            if request.pin is not None and len(self.router) and self.router.oldest > request.pin:
+                return failure("engine", "refused", f"no engine serves version {request.pin} any more", retryable=False)
+            what = f"an engine at version {request.pin if request.pin is not None else f'>= {self.min_version}'}"
+            try:
+                await self._waits.on(self.changed.wait(), what=what, deadline_s=request.deadline_s)
+            except WaitExpired as expired:
+                return failure("engine", "timeout", str(expired))
+            if key in self._aborting:
+                return failure("engine", "refused", "aborted while it waited for an engine")
+
+    async def _ask(self, choice: Choice, key: Key, ask: TurnRequest) -> Generation:
+        loop = asyncio.get_running_loop()
+        name, engine, started = choice.engine, self.engines[choice.engine], loop.time()
+        traj, attempt, turn, part = ask.id
+        self._record(
+            "turn_routed", traj=traj, attempt=attempt, turn=turn, part=part, engine=name, load=choice.load,
+            sticky=choice.sticky,
+        )  # fmt: skip
+        self.router.started(name)
+        self._homes[key] = name
+        self._live[key] = (name, ask.id)
+        # the deadline aborts by value first, so that the tokens so far come back and the ledger closes
+        overdue = (
+            loop.call_at(ask.deadline_s, self._send_abort, {name: [ask.id]}) if ask.deadline_s < _FOREVER else None
+        )
+        try:
+            answer = await self._waits.on(
+                engine.generate(ask), what="engines to generate", deadline_s=ask.deadline_s + GRACE_S
+            )
+        except WaitExpired as expired:
+            answer = _nothing(failure("engine", "timeout", f"{name} does not answer: {expired}"))
+        finally:
+            if overdue is not None:
+                overdue.cancel()
+            self.router.finished(name)
+            del self._live[key]
+        self._ledger.deliver(name, answer.tokens.n_tokens, ask.purpose)
+        if answer.finish == "aborted" and loop.time() >= ask.deadline_s:
+            answer = replace(
+                answer, finish="failed", failure=failure("engine", "timeout", "turn deadline passed", retryable=False)
+            )
+        self._record(
+            "turn_done", traj=traj, attempt=attempt, turn=turn, part=part, engine=name,
+            seconds=round(loop.time() - started, 6), sampled=answer.tokens.n_tokens,
+            spans=[[span.version, span.n_tokens] for span in answer.tokens.spans], finish=answer.finish,
+            prefilled=answer.prefilled_tokens, rebuilt=answer.rebuilt_tokens,
+            **({} if answer.failure is None else {"failure": describe(answer.failure)}),
+        )  # fmt: skip
+        return answer
+
+    # --- abort -------------------------------------------------------------------------------------------------
+
+    def abort(self, keys: Iterable[Key]) -> None:
+        """Make the running and every later turn of these attempts answer `aborted`. Takes one engine step."""
+        per_engine: dict[str, list[RequestId]] = defaultdict(list)
+        for key in keys:
+            self._aborting.add(key)
+            seat = self._live.get(key)
+            if seat is not None:
+                per_engine[seat[0]].append(seat[1])
+        if per_engine:
+            self._send_abort(per_engine)
+        self.changed.notify()
+
+    def forget(self, key: Key) -> None:
+        """An attempt is over."""
+        self._homes.pop(key, None)
+        self._aborting.discard(key)
+
+    def _send_abort(self, per_engine: Mapping[str, list[RequestId]]) -> None:
+        for name, ids in per_engine.items():
+            if name in self.engines:
+                self._spawn(self.engines[name].abort(ids))
+
+
+_FOREVER = float("inf")
+
+
+def _part(request: TurnRequest, part: int, pieces: tuple[Tokens, ...], min_version: Version) -> TurnRequest:
+    """The request for what is left of a turn after `pieces`."""
+    if request.pin is None and request.purpose == "train":
+        request = replace(request, min_version=min_version)
+    if not pieces and not part:
+        return request
+    return replace(
+        request,
+        id=request.id._replace(part=part),
+        context=request.context.extended(*pieces),
+        max_tokens=request.max_tokens - sum(piece.n_tokens for piece in pieces),
+    )
+
+
+def _nothing(why: Failure) -> Generation:
+    return Generation(tokens=Tokens(n_tokens=0), finish="failed", failure=why)

@@ -1,0 +1,186 @@
+"""Opens groups while the staleness window has room, and sees every member to its end.
+
+Consumes: room in the window, the mix, instances. Gives: complete groups to the buffer. Invariant: each sampled token of
+each attempt is handed on in the ledger exactly once when the attempt ends; a failed attempt is retried, given up, or takes
+its group with it, as `sched.failure` decides, and never touches another group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from rollart.control.buffer import Buffer, Group
+from rollart.control.fleet import Spawn
+from rollart.control.instances import Cursor
+from rollart.control.rollout import Attempt, Rollout
+from rollart.control.waits import WaitExpired, Waits
+from rollart.core.errors import InvariantBroken, RunFailed, describe
+from rollart.core.events import Recorder
+from rollart.core.ledger import Ledger
+from rollart.core.seeds import seed_of
+from rollart.core.types import DROP_REASONS, DropReason, Sampling, Trajectory
+from rollart.sched import failure as failures
+from rollart.sched.mixing import Mix
+from rollart.sched.redundancy import group_verdict
+from rollart.sched.timeouts import work_deadline
+
+OPENINGS_PER_TURN = 8
+"""Groups opened before the loop's other coroutines get a turn: opening thousands at once must not hold the loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRules:
+    group_size: int
+    redundancy: int
+    min_group_size: int
+    trajectory_s: float
+    room_wait_s: float
+    """The longest that the window may stay full: a batch, its training and its publish."""
+    policy: failures.Policy
+    seed: int
+
+
+class Groups:
+    def __init__(
+        self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, rollout: Rollout, mix: Mix, *,
+        rules: GroupRules, sampling: Mapping[str, Sampling], patience: failures.Patience, spawn: Spawn,
+        keep: Callable[[Trajectory], None],
+    ) -> None:  # fmt: skip
+        self._record = record
+        self._waits = waits
+        self._ledger = ledger
+        self._buffer = buffer
+        self._rollout = rollout
+        self._mix = mix
+        self._rules = rules
+        self._sampling = sampling
+        self._patience = patience
+        self._spawn = spawn
+        self._keep = keep
+        self.cursors = {name: Cursor(spec, rules.seed) for name, spec in rollout.tasks.items()}
+
+    async def produce(self, *, batches: int) -> None:
+        """Open groups until the last of `batches` batches is released."""
+        buffer, opened = self._buffer, 0
+        while buffer.released < batches:
+            # batches released but not yet published still fill the window
+            in_training = -(-buffer.window.training // buffer.window.groups_per_batch)
+            room = buffer.window.room(batches_left=batches - buffer.released + in_training)
+            if room:
+                self._open(self._mix.next(buffer.counts), room)
+                opened += 1
+                if opened % OPENINGS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+                continue
+            deadline = asyncio.get_running_loop().time() + self._rules.room_wait_s
+            try:
+                await self._waits.on(buffer.changed.wait(), what="room in the staleness window", deadline_s=deadline)
+            except WaitExpired as expired:
+                raise RunFailed(f"no group was trained or given up: {expired}", buffer.last_failure) from expired
+
+    def _open(self, task: str, room: int) -> None:
+        members = self._rules.group_size + self._rules.redundancy
+        group = self._buffer.open(self.cursors[task].next(), members=members, room=room)
+        now = asyncio.get_running_loop().time()
+        for member in range(members):
+            group.running[member] = self._attempt(group, member, 0, now)
+        for member in range(members):
+            self._spawn(self._member(group, member))
+
+    def _attempt(self, group: Group, member: int, attempt: int, started_s: float) -> Attempt:
+        instance = group.instance
+        base = self._sampling[instance.task]
+        seed = seed_of(self._rules.seed, "sample", instance.task, instance.epoch, instance.index, member, attempt)
+        return Attempt(
+            instance=instance, member=member, attempt=attempt, sampling=replace(base, seed=seed),
+            work_until_s=work_deadline(started_s, self._rules.trajectory_s),
+            close_until_s=started_s + self._rules.trajectory_s,
+        )  # fmt: skip
+
+    async def _member(self, group: Group, member: int) -> None:
+        """One member, through all its attempts, to the end."""
+        started_s = asyncio.get_running_loop().time()
+        attempt = 0
+        while True:
+            trajectory = await self._rollout.attempt(group.running[member])
+            self._keep(trajectory)
+            after_s = self._ended(group, member, trajectory)
+            if after_s is None:
+                return
+            await asyncio.sleep(after_s)
+            if group.life.state != "open":
+                group.running.pop(member, None)
+                return
+            attempt += 1
+            group.running[member] = self._attempt(group, member, attempt, started_s)
+
+    def _ended(self, group: Group, member: int, trajectory: Trajectory) -> float | None:
+        """Account for an ended attempt; seconds until its retry, or None when the member is through."""
+        tokens = trajectory.n_sampled
+        is_open = group.life.state == "open"
+        if trajectory.status == "done":
+            self._patience.done()
+            del group.running[member]
+            if not is_open:  # finished in the very moment in which its group was completed or given up
+                self._ledger.drop("in_flight", "redundant", tokens)
+                return None
+            self._ledger.move("in_flight", "buffered", tokens)
+            group.done.append(trajectory)
+            self._settle(group)
+            return None
+        if trajectory.failure is None:
+            self._ledger.drop("in_flight", _aborted_as(trajectory), tokens)
+            del group.running[member]
+            return None
+        self._ledger.drop("in_flight", failures.drop_reason(trajectory.failure), tokens)
+        if not is_open:
+            del group.running[member]
+            return None
+        return self._failed(group, member, trajectory)
+
+    def _failed(self, group: Group, member: int, trajectory: Trajectory) -> float | None:
+        why = trajectory.failure
+        assert why is not None
+        self._buffer.last_failure = why
+        now = asyncio.get_running_loop().time()
+        decision = failures.decide(
+            why, attempt=trajectory.attempt, policy=self._rules.policy,
+            left_s=group.running[member].work_until_s - now,
+        )  # fmt: skip
+        self._record(
+            "failure_decided", traj=trajectory.id, attempt=trajectory.attempt, task=group.instance.task,
+            failure=describe(why), decision=type(decision).__name__,
+        )  # fmt: skip
+        if self._patience.failed() or isinstance(decision, failures.EndRun):
+            raise RunFailed(
+                f"{self._patience.in_a_row} attempts in a row failed (failure.give_up_after="
+                f"{self._patience.give_up_after}); the last was {trajectory.id} attempt {trajectory.attempt}", why
+            )  # fmt: skip
+        if isinstance(decision, failures.Retry):
+            return decision.after_s
+        del group.running[member]
+        group.given_up += 1
+        if isinstance(decision, failures.ReplaceGroup):
+            self._buffer.drop(group, failures.drop_reason(why))
+        else:
+            self._settle(group, failures.drop_reason(why))
+        return None
+
+    def _settle(self, group: Group, reason: DropReason = "env_failed") -> None:
+        """Is the group complete, or past help?"""
+        verdict = group_verdict(
+            done=len(group.done), live=len(group.running), group_size=self._rules.group_size,
+            given_up=group.given_up, min_group_size=self._rules.min_group_size,
+        )  # fmt: skip
+        if verdict == "complete":
+            self._buffer.complete(group)
+        elif verdict == "hopeless":
+            self._buffer.drop(group, reason)
+
+
+def _aborted_as(trajectory: Trajectory) -> DropReason:
+    if trajectory.finish_cause not in DROP_REASONS:
+        raise InvariantBroken(f"{trajectory.id} was aborted as {trajectory.finish_cause!r}, which is no drop reason")
+    return trajectory.finish_cause

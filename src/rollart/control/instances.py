@@ -1,0 +1,56 @@
+"""Which problem is next: one cursor per task over shuffled epochs.
+
+Invariant: an epoch visits every training instance once; a data set shorter than the run wraps into the next epoch and
+never makes anybody wait. The order depends on (seed, task, epoch) alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rollart.core.seeds import rng
+from rollart.core.types import TaskInstance, TaskSpec
+
+
+class Cursor:
+    def __init__(self, spec: TaskSpec, seed: int, *, epoch: int = 0, position: int = 0) -> None:
+        self._spec = spec
+        self._seed = seed
+        self.epoch = epoch
+        self.position = position
+        self._order = self._shuffled()
+
+    def next(self) -> TaskInstance:
+        if self.position == len(self._order):
+            self.epoch += 1
+            self.position = 0
+            self._order = self._shuffled()
+        index = self._order[self.position]
+        self.position += 1
+        return TaskInstance(task=self._spec.name, epoch=self.epoch, index=index, seed=self._spec.train[index])
+
+    def _shuffled(self) -> list[int]:
+        order = list(range(len(self._spec.train)))
+        rng(self._seed, "order", self._spec.name, self.epoch).shuffle(order)
+        return order
+
+
+Split = Literal["train", "held_out"]
+
+
+def evaluation(spec: TaskSpec, split: Split, *, ordinal: int, episodes: int) -> list[tuple[TaskInstance, int]]:
+    """(instance, member) of each episode of a run's `ordinal`-th evaluation, over the instances of `split`.
+
+    Instances come up equally often (to within one); `member` tells the episodes of one instance apart.
+    """
+    seeds = spec.held_out if split == "held_out" else spec.train
+    return [
+        (TaskInstance(task=spec.name, epoch=ordinal, index=i % n, seed=seeds[i % n], purpose="eval"), i // n)
+        for n in [len(seeds)]
+        for i in range(episodes)
+    ]
+
+
+def splits(spec: TaskSpec) -> tuple[Split, ...]:
+    """What an evaluation of the task looks at."""
+    return ("train", "held_out") if spec.held_out else ("train",)

@@ -1,0 +1,133 @@
+"""The trainer's loop: take a batch, turn it into samples, step, publish.
+
+Consumes: complete groups from the buffer. Gives: versions to the engines. Invariant: version v + 1 is trained on one batch
+that was released at version v; samples are kept until it is published. Rollout goes on all the while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rollart.config.schema import Algorithm
+from rollart.control.buffer import Batch, Buffer
+from rollart.control.fleet import Fleet
+from rollart.control.waits import WaitExpired, Waits
+from rollart.control.weights import Weights
+from rollart.core.errors import RunFailed, failure
+from rollart.core.events import Recorder
+from rollart.core.ledger import Ledger
+from rollart.core.seeds import rng
+from rollart.core.types import Sample, Version
+from rollart.learn.advantages import build_samples
+from rollart.ports import Trainer
+from rollart.sched.mixing import Mix
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRules:
+    steps: int
+    steps_per_batch: int
+    paper: bool
+    algorithm: Algorithm
+    batch_s: float
+    train_s: float
+    seed: int
+
+
+class Training:
+    def __init__(
+        self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, fleet: Fleet, weights: Weights,
+        trainer: Trainer, mix: Mix, *, rules: TrainRules, after_step: Callable[[int, Version], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._record = record
+        self._waits = waits
+        self._ledger = ledger
+        self._buffer = buffer
+        self._fleet = fleet
+        self._weights = weights
+        self._trainer = trainer
+        self._mix = mix
+        self._rules = rules
+        self._after_step = after_step
+
+    async def run(self, *, first_step: int, version: Version) -> Version:
+        """Train to the last step; returns the last version. One batch, `steps_per_batch` steps, one version."""
+        loop = asyncio.get_running_loop()
+        for step in range(first_step, self._rules.steps):
+            batch = await self._buffer.take(
+                step, version, self._mix.quota(step), deadline_s=loop.time() + self._rules.batch_s
+            )
+            self._fleet.min_version = self._buffer.min_version
+            self._fleet.changed.notify()
+            if self._rules.paper:
+                await self._weights.sync()
+            await self._train(batch)
+            version += 1
+            await self._weights.publish(step, version)
+            self._buffer.trained(batch)
+            self.close_books()
+            await self._after_step(step, version)
+        return version
+
+    async def _train(self, batch: Batch) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        step = batch.step
+        self._record("step_started", step=step, version=batch.version)
+        metrics: Mapping[str, float] = {}
+        samples = build_samples(
+            [group.done for group in batch.groups], self._rules.algorithm, rng(self._rules.seed, "shuffle", step)
+        )
+        parts = _parts(batch, samples, self._rules.steps_per_batch)
+        if len(parts) > 1:
+            await self._bounded(self._trainer.logprobs(samples))
+        for part in parts:
+            await self._bounded(self._trainer.begin(step, total_weight=None))
+            await self._bounded(self._trainer.accumulate(part))
+            metrics = await self._bounded(self._trainer.finish())
+            self._must_move(step, metrics)
+        self._record(
+            "step_finished", step=step, version=batch.version, seconds=round(loop.time() - started, 6),
+            trained_tokens=sum(sample.segment.n_sampled for sample in samples), metrics=dict(metrics),
+        )  # fmt: skip
+
+    def _must_move(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Weights that stay the same under a gradient and a learning rate are a wrong training in silence."""
+        if not metrics["weights_changed"] and metrics["lr"] > 0 and metrics["grad_norm"] > 0:
+            raise RunFailed(
+                f"step {step} left every weight as it was",
+                failure("trainer", "frozen_weights", f"lr {metrics['lr']}, gradient norm {metrics['grad_norm']}"),
+            )
+
+    def close_books(self) -> None:
+        """Both books of the token ledger, compared and recorded."""
+        books, own = self._fleet.books(), self._ledger
+        sampled = own.check(books)
+        live = sum(request.n_tokens for book in books.values() for request in book.live.values())
+        self._record(
+            "ledger", sampled=sum(sampled.values()), trained=own.trained,
+            dropped={reason: n for reason, n in own.dropped.items() if n}, buffered=own.buffered,
+            in_flight=own.in_flight + live, eval=own.eval, engines=sampled,
+        )  # fmt: skip
+
+    async def _bounded(self, call: Awaitable[T]) -> T:
+        deadline = asyncio.get_running_loop().time() + self._rules.train_s
+        try:
+            return await self._waits.on(call, what="the trainer", deadline_s=deadline)
+        except WaitExpired as expired:
+            raise RunFailed("the trainer does not answer", failure("trainer", "timeout", str(expired))) from expired
+
+
+def _parts(batch: Batch, samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
+    """The samples of each of `parts` runs of whole groups; a group is never torn, its advantages belong together."""
+    size = -(-len(batch.groups) // parts)
+    part_of = {trajectory.id: index // size for index, group in enumerate(batch.groups) for trajectory in group.done}
+    out: list[list[Sample]] = [[] for _ in range(parts)]
+    for sample in samples:
+        out[part_of[sample.traj]].append(sample)
+    return [part for part in out if part]

@@ -1,0 +1,1 @@
+"""Types, lifecycles, events, errors: standard library only, below everything."""

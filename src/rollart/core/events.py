@@ -1,0 +1,144 @@
+"""The run's record: a closed set of event kinds, each with required fields.
+
+A run is its event log. Every metric, timeline, report and replay is computed from it, so the body holds no wall clock,
+process id, host name or random id: `t` is loop time since the run began and ids come from counters.
+
+    {"schema": 1, "run": .., "incarnation": .., "clock": "virtual"|"monotonic", "world": .., "git": ..}     the header
+    {"seq": 1, "t": 0.25, "kind": "turn_done", "traj": .., "attempt": 0, "turn": 2, "data": {..}}            each event
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollart.core.errors import InvariantBroken
+
+SCHEMA = 1
+IDS = ("task", "group", "traj", "attempt", "turn", "engine", "host", "step", "version", "eval")
+"""Fields that stand at the top level of an event; everything else goes into `data`."""
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    # the run
+    # mix: task -> wanted share of what is trained; success_at: task -> reward from which a trajectory is a success
+    "run_started": ("recipe", "steps", "batch", "group_size", "max_staleness", "sync_order", "mix", "success_at"),
+    "resumed": ("from_seq", "lost"),
+    "advisory": ("code", "text"),
+    "wait_expired": ("what", "waited_s"),
+    "loop_lag": ("lag_s",),
+    "ledger": ("sampled", "trained", "dropped", "buffered", "in_flight", "eval", "engines"),
+    "run_finished": ("status", "why"),
+    # before and beside training
+    "baseline": ("task", "policy", "success", "episodes", "answer"),
+    "warm_started": ("steps", "tokens", "loss", "seconds"),
+    "eval_started": ("eval", "version", "tasks"),
+    "eval_scored": ("eval", "task", "version", "split", "sampling", "episodes", "success", "reward_mean", "complete"),
+    "eval_finished": ("eval", "version", "complete"),
+    # the cluster
+    "engine_joined": ("engine", "pool", "version"),
+    "engine_lost": ("engine", "failure", "lost_tokens"),
+    "host_joined": ("host",),
+    "host_lost": ("host", "failure"),
+    # groups and trajectories
+    "group_opened": ("group", "task", "members", "room"),
+    "group_completed": ("group", "task", "members", "reward_mean", "oldest_version"),
+    "group_dropped": ("group", "task", "reason"),
+    "traj_started": ("traj", "attempt", "group", "task", "purpose"),
+    "env_opened": ("traj", "attempt", "host", "seconds"),
+    "turn_routed": ("traj", "attempt", "turn", "part", "engine", "load", "sticky"),
+    "turn_done": (
+        "traj",
+        "attempt",
+        "turn",
+        "part",
+        "engine",
+        "seconds",
+        "sampled",
+        "spans",
+        "finish",
+        "prefilled",
+        "rebuilt",
+    ),
+    "env_stepped": ("traj", "attempt", "turn", "seconds", "bad_action"),
+    "scored": ("traj", "attempt", "seconds", "reward"),
+    "traj_finished": (
+        "traj",
+        "attempt",
+        "group",
+        "task",
+        "purpose",
+        "status",
+        "cause",
+        "reward",
+        "turns",
+        "bad_actions",
+        "sampled",
+        "context",
+        "oldest_version",
+        "newest_version",
+        "spans",
+        "metrics",
+        "seconds",
+    ),
+    "failure_decided": ("traj", "attempt", "failure", "decision"),
+    "abort_requested": ("traj", "attempt", "reason"),
+    "tokens_dropped": ("reason", "tokens"),
+    # training
+    "batch_released": (
+        "step",
+        "version",
+        "groups",
+        "trajectories",
+        "tokens",
+        "staleness_mean",
+        "staleness_max",
+        "waited_s",
+        "quota",
+    ),
+    "step_started": ("step", "version"),
+    "step_finished": ("step", "version", "seconds", "trained_tokens", "metrics"),
+    "published": ("step", "version", "seconds", "bytes", "buckets", "digest"),
+    "prefetched": ("engine", "version", "seconds"),
+    "applied": ("engine", "version", "seconds", "exposed_s", "live", "digest", "matches"),
+}
+
+Sink = Callable[[Mapping[str, Any]], None]
+"""Takes one finished event. A world provides it; it must not block (buffer, and write elsewhere)."""
+
+
+class Recorder:
+    """Numbers events, stamps them with loop time since `origin`, checks their fields and hands them to sinks.
+
+    Raises InvariantBroken for an unknown kind or a missing field, at the line that emitted it.
+    """
+
+    __slots__ = ("_now", "_sinks", "origin", "seq")
+
+    def __init__(
+        self, sinks: tuple[Sink, ...], now: Callable[[], float], *, seq: int = 0, origin: float | None = None
+    ) -> None:
+        self._sinks = sinks
+        self._now = now
+        self.seq = seq
+        self.origin = now() if origin is None else origin
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        required = KINDS.get(kind)
+        if required is None:
+            raise InvariantBroken(f"event kind {kind!r} is not in the closed set; add it to core.events.KINDS")
+        for name in required:
+            if name not in fields:
+                raise InvariantBroken(f"event {kind!r} lacks its required field {name!r}")
+        self.seq += 1
+        event: dict[str, Any] = {"seq": self.seq, "t": round(self._now() - self.origin, 6), "kind": kind}
+        data: dict[str, Any] = {}
+        for name, value in fields.items():
+            (event if name in IDS else data)[name] = value
+        event["data"] = data
+        for sink in self._sinks:
+            sink(event)
+
+
+def header(*, run: str, incarnation: int, clock: str, world: str, git: str) -> dict[str, Any]:
+    """The first line of an event log."""
+    return {"schema": SCHEMA, "run": run, "incarnation": incarnation, "clock": clock, "world": world, "git": git}

@@ -1,0 +1,1 @@
+"""Decisions: pure and synchronous, facts in, actions out. No clock, task, client, log or random source of their own."""

@@ -1,0 +1,1 @@
+"""Worlds on virtual time: cost models and faults in place of devices, the same control code."""
