@@ -139,5 +139,10 @@ class RunConfig(Node):
             f"failure.min_group_size={failure.min_group_size}: a group baseline needs 2 members or more; use 2"
             if failure.min_group_size < 2
             else None,
+            f"algorithm.correction.kind=none with schedule.max_staleness={schedule.max_staleness}: tokens sampled under "
+            "older weights cannot be trained without their behaviour log-probabilities; use algorithm.correction.kind=tis, "
+            "or schedule.max_staleness=0"
+            if schedule.max_staleness > 0 and self.algorithm.correction.kind == "none"
+            else None,
         )
         return self

@@ -1,0 +1,63 @@
+# `make train` and `make test` work on a fresh clone: they make .venv from the lock first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCK := requirements/main.lock
+TORCH := $(shell grep '^torch==' $(LOCK))
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-long check docs lock clean
+
+help:
+	@echo "make train      run the main job (replaces an earlier runs/first_run; more: make train ARGS='key=value ..')"
+	@echo "make test       static checks and all tests but the long ones"
+	@echo "make test-long  the tests that take minutes"
+	@echo "make check      ruff, mypy, import contracts"
+	@echo "make docs       rewrite what is generated in docs/"
+	@echo "make lock       write $(LOCK) from the present $(VENV)"
+	@echo "make clean      remove $(VENV), caches and build output (runs/ stays)"
+
+# Torch comes first and with its own dependencies (which ones depends on the platform's build); everything else is in the
+# lock and is installed as it stands there.
+$(VENV)/.packages: $(LOCK)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH)
+	$(PIP) install --no-deps -r $(LOCK)
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.packages pyproject.toml
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+train: $(VENV)/.ready
+	$(BIN)/rollart train first_run --overwrite $(ARGS)
+
+test: check
+	$(BIN)/python -m pytest -m "not long and not gpu" $(ARGS)
+
+test-long: $(VENV)/.ready
+	$(BIN)/python -m pytest -m long $(ARGS)
+
+check: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.ready
+	$(BIN)/python -m rollart.config.docs docs/configuration.md
+	$(BIN)/python -m rollart.observe.metrics --table > docs/metrics.md
+	$(BIN)/python docs/modules.py
+
+# A local version (+cpu) names the build of one machine, so it is cut off; the package itself is not locked.
+lock: $(VENV)/.ready
+	{ echo "# Every package of the main environment, pinned. Made by \`make lock\`; installed without resolving dependencies."; \
+	  $(BIN)/python -m pip freeze --all --exclude pip --exclude rollart | sed 's/+[A-Za-z0-9.]*$$//' | LC_ALL=C sort -f; } > $(LOCK).new
+	mv $(LOCK).new $(LOCK)
+	touch $(VENV)/.packages $(VENV)/.ready
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info

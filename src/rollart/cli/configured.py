@@ -1,0 +1,40 @@
+"""The arguments that `train` and `explain` share: what to run, and the values laid over it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rollart.config.load import Resolved
+from rollart.recipes.registry import KNOWN, resolve
+
+MACHINE_PROFILE = Path("~/.config/rollart/machine.yaml")
+"""Laid over every recipe where it exists."""
+NO_PROFILE = "none"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE_OR_FILE", help=f"one of {', '.join(KNOWN.recipes)}, or a .yaml file")
+    parser.add_argument(
+        "words",
+        metavar="key=value",
+        nargs="*",
+        help=f"set a value by its dotted key, or lay a preset over it: {', '.join(KNOWN.presets)}",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="FILE",
+        help=f"values of this machine (default: {MACHINE_PROFILE} where it exists; {NO_PROFILE}: no profile)",
+    )
+
+
+def resolved_from(arguments: argparse.Namespace) -> Resolved:
+    """The configuration that the arguments ask for. Raises ConfigError."""
+    return resolve(arguments.recipe, arguments.words, profile=profile_path(arguments.profile))
+
+
+def profile_path(given: str | None, machine: Path = MACHINE_PROFILE) -> str | None:
+    """The profile to read: the one given, else the machine's where there is one."""
+    if given is not None:
+        return None if given == NO_PROFILE else given
+    return str(machine) if machine.expanduser().is_file() else None

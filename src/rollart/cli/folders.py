@@ -1,0 +1,64 @@
+"""Run folders as the command line sees them: is there one, is there none, is it in use.
+
+Invariant: nothing is removed that is not the folder of a finished run, and only where the user asked for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import shutil
+from pathlib import Path
+
+from rollart.config.load import Resolved
+from rollart.core.errors import ConfigError
+
+MARK = "config.yaml"
+"""Every run writes it first: a folder without it is not a run's."""
+LOCK = ".lock"
+"""The file that a run keeps locked while it lives."""
+
+
+def folder_of(resolved: Resolved) -> Path:
+    """Where a run writes."""
+    return Path(resolved.config.output_dir).expanduser() / resolved.config.name
+
+
+def claim(folder: Path, *, overwrite: bool) -> None:
+    """Make sure that a new run can have `folder`. Raises ConfigError with the ways out when it is taken."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{folder} exists already; choose another name with name=NAME, or replace that run with --overwrite"
+        )
+    if not (folder / MARK).is_file():
+        raise ConfigError(
+            f"{folder} is not the folder of a run (it has no {MARK}), so it is not replaced; use name=NAME"
+        )
+    if in_use(folder):
+        raise ConfigError(f"{folder} belongs to a run that is alive; end it first, or use name=NAME")
+    shutil.rmtree(folder)
+
+
+def in_use(folder: Path) -> bool:
+    """A process holds the folder's lock; the lock ends with its process, however that ends."""
+    try:
+        with (folder / LOCK).open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def existing(run: str) -> Path:
+    """The folder of a run that is there. Raises ConfigError naming the nearest one."""
+    folder = Path(run).expanduser()
+    if (folder / MARK).is_file():
+        return folder
+    what = f"{run} holds no run (no {MARK})" if folder.is_dir() else f"there is no run at {run}"
+    runs = sorted(str(mark.parent) for base in {folder.parent, Path("runs")} for mark in base.glob(f"*/{MARK}"))
+    near = difflib.get_close_matches(run, runs, n=1, cutoff=0.0)
+    raise ConfigError(what + (f"; did you mean {near[0]}?" if near else "; start one with rollart train first_run"))

@@ -1,0 +1,57 @@
+"""What the commands call, as a value: tests hand in their own, the real one imports its packages when it is called.
+
+Invariant: importing this module imports neither torch nor Ray, so `--help`, `explain` and every refusal of a
+configuration come at once and without the extras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rollart.config.load import Resolved
+
+
+class Train(Protocol):
+    """Run to the end; returns the process's exit code. Raises RollartError."""
+
+    def __call__(self, resolved: Resolved, *, plain: bool) -> int: ...
+
+
+class Evaluate(Protocol):
+    """Score a finished run's model on `count` instances from `instance_seed` on; returns the exit code. Raises RollartError."""
+
+    def __call__(self, run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The calls behind the commands."""
+
+    train: Train
+    evaluate: Evaluate
+    report: Callable[[Path], Path]
+    """Write the report of a run; returns its path."""
+
+
+def _train(resolved: Resolved, *, plain: bool) -> int:
+    from rollart.runtime import launch
+
+    return launch.train(resolved, plain=plain)
+
+
+def _evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int:
+    from rollart.runtime import launch
+
+    return launch.evaluate(run_dir, instance_seed=instance_seed, count=count, greedy=greedy)
+
+
+def _report(run_dir: Path) -> Path:
+    from rollart.observe.report import write_report
+
+    return write_report(run_dir)
+
+
+REAL = Work(train=_train, evaluate=_evaluate, report=_report)

@@ -1,0 +1,199 @@
+"""What a configuration comes to: prompts, groups, trajectories and tokens per batch, sizes per rank, the window, the mix.
+
+Invariant: each figure follows from the configuration alone; what only a run can tell (tokens really sampled, seconds) is
+an upper bound here and says so. Why: the products of several settings are what surprises, not the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollart.config.load import Resolved
+from rollart.config.schema import CharsTokenizer, RunConfig, Schedule, ScratchModel
+from rollart.config.text import scalar_text
+
+FP32_BYTES = 4
+"""Bytes per parameter: weights are trained and published in fp32."""
+VALUE_COLUMNS = 48
+"""Longest value that is printed whole beside its origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The numbers that follow from a configuration. A step is one optimiser step, a batch is what is released together."""
+
+    batches: int
+    prompts_per_batch: int
+    """Task instances; one per group."""
+    trajectories_per_batch: int
+    sampled_tokens_per_batch: int
+    """At most: every turn taken and every turn full, in the resolved mix."""
+    steps_per_batch: int
+    trajectories_per_step: float
+    trajectories_per_rank_step: int
+    """Of the fullest rank."""
+    groups_window: int
+    """Groups open, buffered or in training at once."""
+    trajectories_window: int
+    """With redundant members and groups."""
+    parameters: int | None
+    """None where only the weights' folder can tell."""
+    buckets: int | None
+    mix: Mapping[str, float]
+    """Share of what is trained, per task; sums to 1."""
+
+
+def mix_of(config: RunConfig) -> dict[str, float]:
+    """The resolved mix: each task's share of the trained trajectories."""
+    total = sum(task.ratio for task in config.tasks.values())
+    return {name: task.ratio / total for name, task in config.tasks.items()}
+
+
+def groups_window(schedule: Schedule) -> int:
+    """Groups that may be open, buffered or in training at once (design: admission)."""
+    return (schedule.max_staleness + 1) * schedule.groups_per_batch + schedule.redundant_groups
+
+
+def parameters_of(model: ScratchModel, vocabulary: int) -> int:
+    """Parameters of a model made from scratch, as transformers counts them for the family."""
+    head = model.hidden // model.heads
+    kv = model.kv_heads * head
+    attention = 2 * model.hidden * model.hidden + 2 * model.hidden * kv
+    if model.family == "qwen2":
+        attention += model.hidden + 2 * kv  # biases of query, key and value
+    if model.family == "qwen3":
+        attention += 2 * head  # norms of query and key
+    layer = attention + 3 * model.hidden * model.ffn + 2 * model.hidden
+    embeddings = vocabulary * model.hidden * (1 if model.tie_embeddings else 2)
+    return embeddings + model.layers * layer + model.hidden
+
+
+def sizes(config: RunConfig) -> Sizes:
+    """Work the numbers out."""
+    schedule, mix = config.schedule, mix_of(config)
+    tokens = sum(mix[name] * task.max_turns * task.max_tokens for name, task in config.tasks.items())
+    parameters = None
+    if isinstance(config.model, ScratchModel) and isinstance(config.tokenizer, CharsTokenizer):
+        parameters = parameters_of(config.model, len(config.tokenizer.alphabet) + 1)  # and the padding token
+    per_step = schedule.batch / schedule.steps_per_batch
+    window = groups_window(schedule)
+    return Sizes(
+        batches=schedule.steps,
+        prompts_per_batch=schedule.groups_per_batch,
+        trajectories_per_batch=schedule.batch,
+        sampled_tokens_per_batch=round(tokens * schedule.batch),
+        steps_per_batch=schedule.steps_per_batch,
+        trajectories_per_step=per_step,
+        trajectories_per_rank_step=math.ceil(per_step / config.trainer.ranks),
+        groups_window=window,
+        trajectories_window=window * (schedule.group_size + schedule.redundancy),
+        parameters=parameters,
+        buckets=None if parameters is None else math.ceil(parameters * FP32_BYTES / config.trainer.bucket_bytes),
+        mix=mix,
+    )
+
+
+def schedule_in_words(schedule: Schedule) -> str:
+    """What the staleness bound and the order of a sync mean, with RollArt's alpha (design: the table of staleness)."""
+    if schedule.max_staleness == 0:
+        return "synchronous: a batch is sampled under the weights that it trains"
+    if schedule.sync_order == "paper":
+        alpha = schedule.max_staleness - 1
+        what = "a one-off pipeline" if alpha == 0 else f"engines' age at most {alpha}"
+        return f"RollArt's order, alpha {alpha}: {what}"
+    return f"weights applied as soon as engines hold them; RollArt's alpha {schedule.max_staleness}"
+
+
+def explain(resolved: Resolved) -> str:
+    """All figures, advisories, and every value with its origin, as text."""
+    config = resolved.config
+    found = sizes(config)
+    blocks = [
+        f"{config.name}, from {resolved.source}",
+        _table(_per_batch(config, found)),
+        _table([("mix", _percent(share), f"of what is trained: {name}") for name, share in found.mix.items()]),
+        "\n".join(f"note: {line}" for line in advisories(config)),
+        _values(resolved),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _per_batch(config: RunConfig, found: Sizes) -> list[tuple[str, str, str]]:
+    schedule = config.schedule
+    ranks = config.trainer.ranks
+    rows = [
+        ("batches", f"{found.batches}", "each trained, then published as one version"),
+        ("prompts per batch", f"{found.prompts_per_batch}", "task instances, one group each"),
+        ("groups per batch", f"{found.prompts_per_batch}", f"of {schedule.group_size} trajectories"),
+        ("trajectories per batch", f"{found.trajectories_per_batch}", ""),
+        ("tokens per batch", f"{found.sampled_tokens_per_batch}", "sampled, at most"),
+        ("optimizer steps per batch", f"{found.steps_per_batch}", f"{found.trajectories_per_step:g} trajectories each"),
+        ("prompts in all", f"{found.batches * found.prompts_per_batch}", ""),
+        ("trajectories in all", f"{found.batches * found.trajectories_per_batch}", ""),
+        ("ranks", f"{ranks}", f"{found.trajectories_per_rank_step} trajectories per rank and optimizer step, at most"),
+        ("tokens per rank at once", f"{config.trainer.micro_batch_tokens}", "padded, in one micro-batch"),
+    ]
+    if found.parameters is not None:
+        share = math.ceil(found.parameters / ranks)
+        rows.append(("parameters", f"{found.parameters}", f"{share} per rank; published in {found.buckets} bucket(s)"))
+    rows += [
+        ("staleness", f"at most {schedule.max_staleness}", schedule_in_words(schedule)),
+        ("window of groups", f"{found.groups_window}", "open, buffered or in training at once"),
+        ("trajectories at once", f"{found.trajectories_window}", "at most, redundant ones included"),
+        ("engines", f"{config.engine.count}", f"{config.engine.max_live} requests at once each"),
+        ("env hosts", f"{config.envs.hosts}", f"{config.envs.sessions_per_host} sessions each"),
+    ]
+    return rows
+
+
+def advisories(config: RunConfig) -> list[str]:
+    """Settings that are allowed and may surprise, a line each."""
+    found = sizes(config)
+    lines: list[str] = []
+    sessions = config.envs.hosts * config.envs.sessions_per_host
+    if found.trajectories_window > sessions:
+        lines.append(
+            f"{found.trajectories_window} trajectories may be open at once, but envs.hosts x envs.sessions_per_host is "
+            f"{sessions}; the rest waits for a session"
+        )
+    live = config.engine.count * config.engine.max_live
+    if found.trajectories_window > live:
+        lines.append(
+            f"{found.trajectories_window} trajectories may want a turn at once, but engine.count x engine.max_live is "
+            f"{live}; the rest queues"
+        )
+    for name, task in config.tasks.items():
+        if found.mix[name] * found.prompts_per_batch * config.schedule.mix_window < 1:
+            lines.append(
+                f"tasks.{name}: its share is below one group per schedule.mix_window; it may be missing in a window"
+            )
+        if task.held_out == 0 and config.eval.episodes and task.size > 1:
+            lines.append(f"tasks.{name}: no instance is held back; evaluation scores instances that were trained on")
+    if config.optimizer.lr == 0:
+        lines.append("optimizer.lr=0: nothing is learned")
+    return lines
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    left, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(f"{a.ljust(left)}  {b.rjust(middle)}  {c}".rstrip() for a, b, c in rows)
+
+
+def _values(resolved: Resolved) -> str:
+    rows: list[tuple[str, str, str]] = []
+    values = resolved.config.model_dump()
+    for dotted, origin in resolved.origins.items():
+        at = values
+        for part in dotted.split("."):
+            at = at[part]
+        text = scalar_text(at)
+        rows.append((dotted, text if len(text) <= VALUE_COLUMNS else f"{text[: VALUE_COLUMNS - 3]}...", str(origin)))
+    left, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [f"{a.ljust(left)}  {b.ljust(middle)}  {c}".rstrip() for a, b, c in rows]
+    return "\n".join(["every value and where it comes from:", *lines])

@@ -1,0 +1,163 @@
+"""What does the work, and for how long it may, as configuration: trainer, engines, env hosts, deadlines, failures,
+evaluation, the world. See `schema.py` for the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rollart.config.node import Node
+
+
+class TrainerConfig(Node):
+    """The processes that train."""
+
+    ranks: int = Field(default=1, ge=1)
+    """Processes that share the parameters and the samples (FSDP2)."""
+    threads: int = Field(default=1, ge=1)
+    """torch threads per rank."""
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    """Padded tokens of one forward pass; changes memory and speed, never the gradient."""
+    bucket_bytes: int = Field(default=16 << 20, ge=1)
+    """Weights are published in pieces of this size; any size gives the same weights."""
+    log_entropy: bool = True
+    """Report the policy's entropy; costs no peak memory."""
+
+
+class EngineConfig(Node):
+    """The processes that sample."""
+
+    count: int = Field(default=1, ge=1)
+    """Engines, each in a process of its own."""
+    threads: int = Field(default=1, ge=1)
+    """torch threads per engine."""
+    max_live: int = Field(default=128, ge=1)
+    """Requests decoded together."""
+    kv_tokens: int = Field(default=65536, ge=16)
+    """Tokens of key/value cache."""
+    prefill_tokens: int = Field(default=4096, ge=1)
+    """Prompt tokens per step."""
+
+
+class EnvHostConfig(Node):
+    """The processes that run environments and scorers."""
+
+    hosts: int = Field(default=1, ge=1)
+    sessions_per_host: int = Field(default=1024, ge=1)
+    """Environments open at once in one host."""
+    score_concurrency: int = Field(default=32, ge=1)
+    """Scorer calls at once."""
+
+
+class Deadlines(Node):
+    """Seconds. Every wait has one."""
+
+    env_open_s: float = Field(default=30.0, gt=0)
+    """Opening an environment, its first observation included."""
+    env_step_s: float = Field(default=30.0, gt=0)
+    """One call of an environment."""
+    turn_s: float = Field(default=120.0, gt=0)
+    """One generation, re-sends included."""
+    score_s: float = Field(default=30.0, gt=0)
+    """One call of a scorer."""
+    trajectory_s: float = Field(default=300.0, gt=0)
+    """The whole life of an attempt: set-up, turns, scoring and teardown."""
+    batch_s: float = Field(default=600.0, gt=0)
+    """The watchdog: longest wait of the trainer for a batch."""
+    weights_s: float = Field(default=120.0, gt=0)
+    """One publish, prefetch or apply."""
+    pinned_s: float = Field(default=120.0, gt=0)
+    """How long live pinned requests (evaluation) may delay an apply."""
+    train_s: float = Field(default=600.0, gt=0)
+    """One call of the trainer."""
+    start_s: float = Field(default=180.0, gt=0)
+    """Starting one worker."""
+
+
+class Retry(Node):
+    """The same instance and member again, after a back-off; then `then`."""
+
+    kind: Literal["retry"] = "retry"
+    max_retries: int = Field(default=3, ge=0)
+    backoff_s: float = Field(default=0.1, ge=0)
+    """Wait before the first retry."""
+    backoff_factor: float = Field(default=2.0, ge=1)
+    """Each wait is this many times the one before."""
+    backoff_max_s: float = Field(default=60.0, ge=0)
+    then: Literal["replace", "drop", "fail"] = "drop"
+    """What happens when the retries are used up."""
+
+
+class Replace(Node):
+    """Give the group up; another instance of the same task takes its place."""
+
+    kind: Literal["replace"]
+
+
+class Drop(Node):
+    """The group goes on without this member, down to min_group_size; below that it is replaced."""
+
+    kind: Literal["drop"]
+
+
+class Fail(Node):
+    """The run ends with this failure."""
+
+    kind: Literal["fail"]
+
+
+class FailurePolicy(Node):
+    """What follows when an attempt fails for a reason that is not the policy's."""
+
+    on_failure: Annotated[Retry | Replace | Drop | Fail, Field(discriminator="kind")] = Retry()
+    min_group_size: int = Field(default=2, ge=1)
+    """Members that a group needs to be trained."""
+    give_up_after: int = Field(default=64, ge=1)
+    """Failures in a row, with no trajectory done between them, after which the run ends with the last one."""
+
+
+class BaselineConfig(Node):
+    """What no learning reaches, measured before training: random actions, the best constant answer."""
+
+    episodes: int = Field(default=256, ge=1)
+    """Per task and baseline."""
+
+
+class WarmStart(Node):
+    """Supervised steps on transcripts of random moves: the format, never the answer."""
+
+    steps: int = Field(default=100, ge=0)
+    episodes: int = Field(default=512, ge=1)
+    """Random episodes per task."""
+    batch: int = Field(default=64, ge=1)
+    """Transcripts per step."""
+    lr: float = Field(default=3e-3, gt=0)
+
+
+class EvalConfig(Node):
+    """Success of a pinned version, apart from training."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations while training; 0: only before and after."""
+    episodes: int = Field(default=256, ge=0)
+    """Per task and evaluation; 0: no evaluation."""
+    concurrency: int = Field(default=128, ge=1)
+    """Episodes at once."""
+    greedy: bool = True
+    """Score the final weights greedily as well."""
+
+
+class LocalWorld(Node):
+    """A Ray cluster on this machine, started and stopped by the run."""
+
+    kind: Literal["local"] = "local"
+    object_store_mb: int = Field(default=512, ge=80)
+    """Ray's shared memory for weights on their way."""
+
+
+class FakeWorld(Node):
+    """No processes, no model: instant fakes in this process, for tests of the control code."""
+
+    kind: Literal["fake"]

@@ -1,0 +1,87 @@
+"""What a configuration comes to (field cases 39 and 40)."""
+
+from __future__ import annotations
+
+from rollart.config.explain import advisories, explain, parameters_of, schedule_in_words, sizes
+from rollart.config.load import Known, resolve
+from rollart.config.schema import (
+    EngineConfig,
+    EnvHostConfig,
+    PythonEnv,
+    RunConfig,
+    Schedule,
+    ScratchModel,
+    TaskConfig,
+    TrainerConfig,
+)
+
+
+def task(ratio: float, max_turns: int, max_tokens: int) -> TaskConfig:
+    return TaskConfig(
+        env=PythonEnv(kind="python", entry="m:C"), ratio=ratio, max_turns=max_turns, max_tokens=max_tokens
+    )
+
+
+CONFIG = RunConfig(
+    tasks={"long": task(3, 10, 4), "short": task(1, 1, 8)},
+    schedule=Schedule(
+        steps=5, batch=96, group_size=8, steps_per_batch=2, max_staleness=2, redundancy=2, redundant_groups=3
+    ),
+    trainer=TrainerConfig(ranks=5),
+    engine=EngineConfig(count=2, max_live=100),
+    envs=EnvHostConfig(hosts=3, sessions_per_host=100),
+)
+
+
+def test_the_numbers_of_a_batch_follow_from_the_configuration() -> None:
+    found = sizes(CONFIG)
+    assert found.prompts_per_batch == 12
+    assert found.trajectories_per_batch == 96
+    assert found.mix == {"long": 0.75, "short": 0.25}
+    assert found.sampled_tokens_per_batch == 72 * 10 * 4 + 24 * 1 * 8
+    assert (found.steps_per_batch, found.trajectories_per_step) == (2, 48)
+    assert found.trajectories_per_rank_step == 10, "48 over 5 ranks: the fullest has 10"
+    assert found.groups_window == 3 * 12 + 3
+    assert found.trajectories_window == 39 * 10
+
+
+def test_the_parameters_of_a_model_worked_out_by_hand() -> None:
+    model = ScratchModel(layers=2, hidden=8, heads=2, kv_heads=1, ffn=16, tie_embeddings=False)
+    attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8
+    layer = attention + 3 * 8 * 16 + 2 * 8
+    assert parameters_of(model, 10) == 2 * (10 * 8) + 2 * layer + 8
+    assert parameters_of(model.model_copy(update={"family": "qwen2"}), 10) == 2 * (10 * 8) + 2 * (layer + 16) + 8
+    assert parameters_of(model.model_copy(update={"family": "qwen3"}), 10) == 2 * (10 * 8) + 2 * (layer + 8) + 8
+
+
+def test_explain_prints_the_figures_the_mix_and_every_value_with_its_origin() -> None:
+    resolved = resolve("mine", ["optimizer.lr=0.5"], known=Known(recipes={"mine": lambda: CONFIG}, presets={}))
+    rows = {line.split("  ")[0]: " ".join(line.split()) for line in explain(resolved).splitlines()}
+    assert rows["prompts per batch"].startswith("prompts per batch 12 ")
+    assert rows["groups per batch"] == "groups per batch 12 of 8 trajectories"
+    assert rows["trajectories per batch"] == "trajectories per batch 96"
+    assert rows["tokens per batch"] == "tokens per batch 3072 sampled, at most"
+    assert rows["optimizer steps per batch"] == "optimizer steps per batch 2 48 trajectories each"
+    assert rows["ranks"].startswith("ranks 5 10 trajectories per rank")
+    assert rows["window of groups"].startswith("window of groups 39 ")
+    assert "mix 75.0 % of what is trained: long" in " ".join(explain(resolved).split())
+    assert rows["optimizer.lr"] == "optimizer.lr 0.5 command line"
+    assert rows["schedule.batch"] == "schedule.batch 96 recipe mine"
+    assert rows["schedule.mix_window"] == "schedule.mix_window 10 default"
+    assert set(resolved.origins) <= set(rows)
+
+
+def test_what_may_surprise_is_noted() -> None:
+    notes = "\n".join(advisories(CONFIG))
+    assert "390 trajectories may be open at once, but envs.hosts x envs.sessions_per_host is 300" in notes
+    assert "engine.count x engine.max_live is 200" in notes
+    rare = CONFIG.model_copy(update={"tasks": {"often": task(1000, 1, 1), "rare": task(1, 1, 1)}})
+    assert any(line.startswith("tasks.rare: its share is below one group") for line in advisories(rare))
+
+
+def test_a_schedule_is_told_in_the_words_of_its_table() -> None:
+    """The table of staleness: bound 0 is synchronous, `paper` has alpha one below the bound, `early` has alpha equal to it."""
+    assert schedule_in_words(Schedule(max_staleness=0)).startswith("synchronous")
+    assert schedule_in_words(Schedule(max_staleness=1, sync_order="paper")).endswith("alpha 0: a one-off pipeline")
+    assert "alpha 1:" in schedule_in_words(Schedule(max_staleness=2, sync_order="paper"))
+    assert schedule_in_words(Schedule(max_staleness=2)).endswith("alpha 2")
