@@ -1,0 +1,163 @@
+"""The environment and scorer ports over env host actors: what control calls `Env` and `Scorer` on real machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rollart.control.exchange import Exchange
+from rollart.core.errors import failure
+from rollart.core.seeds import seed_of
+from rollart.core.types import Failure, Observation, TaskInstance, Tokens, Trajectory, TrajId, TurnFn
+from rollart.runtime.envs.host import Call, Close, Done, Open, Reset, Score, Step
+from rollart.runtime.envs.session import evidence_text
+from rollart.runtime.payload import TokenPayload
+from rollart.runtime.wire import Wire
+
+Result = Observation | float | Failure | None
+LostFn = Callable[[str, Failure, int], None]
+"""Host, why, hosts left."""
+
+
+class RemoteHost:
+    """One host: sends calls, hands back their results."""
+
+    def __init__(self, name: str, actor: Any, on_lost: Callable[[str, Failure], None]) -> None:
+        self.name = name
+        self.actor = actor
+        self.sessions = 0
+        self._on_lost = on_lost
+        self._exchange: Exchange[tuple[str, int], Result] = Exchange(lambda key, result: None)
+        self.wire: Wire[Call, list[Done]] = Wire(actor, where="env", on_poll=self._polled, on_lost=self._failed)
+
+    async def ask(self, call: Call) -> Result:
+        if self.wire.lost is not None:
+            return self.wire.lost
+        self.wire.send(call)
+        return await self._exchange.ask((call.session, call.seq))
+
+    def _polled(self, done: list[Done]) -> None:
+        self._exchange.answer([((one.session, one.seq), one.result) for one in done])
+
+    def _failed(self, why: Failure) -> None:
+        self._exchange.answer([(key, why) for key in self._exchange.waiting])
+        self._on_lost(self.name, why)
+
+
+class RemoteEnv:
+    """Implements `ports.Env` and `ports.Scorer` over one or more hosts; a session goes to the host with the fewest."""
+
+    def __init__(self, actors: Mapping[str, Any], on_lost: LostFn, *, seed: int) -> None:
+        self._hosts = [RemoteHost(name, actor, self._lost) for name, actor in actors.items()]
+        self._on_lost = on_lost
+        self._seed = seed
+        self._scored = 0
+
+    def start(self) -> None:
+        for host in self._hosts:
+            host.wire.open()
+
+    def stop(self) -> None:
+        for host in self._hosts:
+            host.wire.close()
+
+    def _lost(self, name: str, why: Failure) -> None:
+        self._hosts = [host for host in self._hosts if host.name != name]
+        self._on_lost(name, why, len(self._hosts))
+
+    def _least(self) -> RemoteHost | Failure:
+        if not self._hosts:
+            return failure("env", "lost", "no environment host is left", retryable=False)
+        return min(self._hosts, key=lambda host: host.sessions)
+
+    async def open(
+        self, instance: TaskInstance, *, traj: TrajId, attempt: int, deadline_s: float
+    ) -> RemoteSession | Failure:
+        host = self._least()
+        if isinstance(host, Failure):
+            return host
+        chance = seed_of(self._seed, "chance", traj, attempt)
+        session = RemoteSession(host, f"{traj}#{attempt}", instance.seed, chance)
+        host.sessions += 1
+        why = await host.ask(Open(session=session.id, seq=0, budget_s=_left(deadline_s), task=instance.task))
+        if isinstance(why, Failure):
+            await session.close()
+            return why
+        return session
+
+    async def score(self, trajectory: Trajectory, *, deadline_s: float) -> float | Failure:
+        host = self._least()
+        if isinstance(host, Failure):
+            return failure("scorer", "lost", host.detail)
+        self._scored += 1
+        text = evidence_text(trajectory.evidence)
+        call = Score(
+            session=f"{trajectory.id}#{trajectory.attempt}", seq=self._scored, budget_s=_left(deadline_s),
+            task=trajectory.instance.task, text=text, metrics=trajectory.metrics,
+        )  # fmt: skip
+        result = await host.ask(call)
+        if isinstance(result, float | Failure):
+            return result
+        return failure("scorer", "raised", f"a score of type {type(result).__name__} came back; a score is a float")
+
+
+class RemoteSession:
+    """Implements `ports.Session`."""
+
+    def __init__(self, host: RemoteHost, name: str, seed: int, chance_seed: int) -> None:
+        self.host = host.name
+        self.id = name
+        self._host = host
+        self._seed = seed
+        self._chance_seed = chance_seed
+        self._seq = 0
+        self._closed = False
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    async def reset(self, *, deadline_s: float) -> Observation | Failure:
+        call = Reset(
+            session=self.id,
+            seq=self._next(),
+            budget_s=_left(deadline_s),
+            seed=self._seed,
+            chance_seed=self._chance_seed,
+        )
+        return _observation(await self._host.ask(call))
+
+    async def step(self, action: tuple[Tokens, ...], *, deadline_s: float) -> Observation | Failure:
+        ids = [piece.payload.ids for piece in action if isinstance(piece.payload, TokenPayload)]
+        call = Step(
+            session=self.id, seq=self._next(), budget_s=_left(deadline_s),
+            ids=np.concatenate(ids) if len(ids) != 1 else ids[0],
+        )  # fmt: skip
+        return _observation(await self._host.ask(call))
+
+    async def run(self, turn: TurnFn) -> Trajectory | Failure:
+        return failure("env", "refused", "text environments are driven by reset and step", retryable=False)
+
+    async def close(self) -> None:
+        """Tell the host; nobody waits, the host closes within its own budget."""
+        if not self._closed:
+            self._closed = True
+            self._host.sessions -= 1
+            self._host.wire.send(Close(session=self.id, seq=self._next(), budget_s=CLOSE_S))
+
+
+CLOSE_S = 30.0
+"""Budget of an environment's close; a trajectory does not wait for it."""
+
+
+def _left(deadline_s: float) -> float:
+    return max(0.0, deadline_s - asyncio.get_running_loop().time())
+
+
+def _observation(result: Result) -> Observation | Failure:
+    if isinstance(result, Observation | Failure):
+        return result
+    return failure("env", "raised", f"a {type(result).__name__} came back from the host; a call answers an observation")
