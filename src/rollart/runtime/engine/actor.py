@@ -1,0 +1,153 @@
+"""The engine's process: one loop that steps the engine, and takes commands between steps.
+
+Invariant: a command never interrupts a step, and no step runs while weights are applied; so a command waits for one step
+at most (RollArt M3), and live requests stand still exactly as long as `Applied.exposed_s` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from rollart.config.schema import EngineConfig, PretrainedModel, ScratchModel
+from rollart.core.errors import EngineError
+from rollart.core.types import (
+    Applied,
+    EngineBook,
+    Fingerprint,
+    Generation,
+    Manifest,
+    RequestId,
+    Segment,
+    Tokens,
+    TurnRequest,
+    Version,
+)
+from rollart.runtime.engine.core import EngineCore
+from rollart.runtime.models import hf_config
+from rollart.runtime.payload import TokenPayload, ids_of
+from rollart.runtime.weights import BucketLocation, unpack
+from rollart.runtime.wire import Bell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePoll:
+    """What one poll answers: turns that have ended, and the engine's book as of that instant."""
+
+    answers: tuple[tuple[RequestId, Generation], ...]
+    book: EngineBook
+
+
+class EngineActor:
+    """An async Ray actor around `EngineCore`."""
+
+    def __init__(self, model: ScratchModel | PretrainedModel, vocab_size: int, config: EngineConfig) -> None:
+        torch.set_num_threads(config.threads)
+        self._core = EngineCore(
+            hf_config(model, vocab_size),
+            max_live=config.max_live,
+            kv_tokens=config.kv_tokens,
+            prefill_tokens=config.prefill_tokens,
+        )
+        self._answers: list[tuple[RequestId, Generation]] = []
+        self._bell = Bell()
+        self._work = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._held: Version = -1
+        self._applying = False
+        self._stepping: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Begin to step; returns the process id, by which the owner can find what is left of this engine."""
+        self._stepping = asyncio.get_running_loop().create_task(self._steps())
+        return os.getpid()
+
+    async def _steps(self) -> None:
+        try:
+            while True:
+                if not self._core.has_work or self._applying:
+                    self._work.clear()
+                    await self._work.wait()
+                    continue
+                self._collect(self._core.step())
+                await asyncio.sleep(0)
+        except (RuntimeError, EngineError, MemoryError) as error:
+            # boundary: a broken step has lost the engine's state; the next poll tells the owner why
+            self._bell.error = error
+            self._bell.wake()
+
+    def _collect(self, answers: Sequence[tuple[RequestId, Generation]]) -> None:
+        if answers:
+            self._answers.extend(answers)
+            self._bell.wake()
+            self._ended.set()
+
+    async def submit(self, blob: bytes) -> None:
+        commands: list[TurnRequest | RequestId] = pickle.loads(blob)
+        requests: list[TurnRequest] = []
+        aborts: list[RequestId] = []
+        for command in commands:
+            if isinstance(command, TurnRequest):
+                requests.append(command)
+            else:
+                aborts.append(command)
+        self._core.submit(requests)
+        self._core.abort(aborts)
+        self._work.set()
+
+    async def poll(self, wait_s: float) -> bytes:
+        await self._bell.wait(0.0 if self._answers else wait_s)
+        answers, self._answers = self._answers, []
+        poll = EnginePoll(answers=tuple(answers), book=self._core.book())
+        return pickle.dumps(poll, protocol=pickle.HIGHEST_PROTOCOL)
+
+    async def prefetch(self, manifest: Manifest) -> None:
+        """Fetch a version's buckets, one call each, and lay its tensors out beside those served."""
+        location = manifest.location
+        if not isinstance(location, BucketLocation):
+            raise EngineError(
+                f"version {manifest.version} is at {type(location).__name__}, which this engine cannot read"
+            )
+        buckets: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = [await handle for handle in location.handles]  # type: ignore[misc]
+        self._core.stage(manifest.version, unpack(location.index, buckets))
+        self._held = manifest.version
+
+    async def apply(self, version: Version, kept: Literal["rebuild", "abort"], pinned_s: float) -> Applied:
+        """Serve a staged version. Requests pinned to the served one get `pinned_s` seconds to end first."""
+        if version != self._held:
+            raise EngineError(f"version {version} is not staged (held: {self._held}); prefetch it first")
+        deadline = time.monotonic() + pinned_s
+        while self._core.pinned_live() and time.monotonic() < deadline:
+            self._ended.clear()
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._ended.wait()
+            except TimeoutError:
+                break
+        started = time.monotonic()
+        live = self._core.live_count
+        self._applying = True
+        try:
+            self._collect(self._core.abort_pinned())
+            self._collect(self._core.apply(version, kept=kept))
+            digest = self._core.fingerprint()
+        finally:
+            self._applying = False
+            self._work.set()
+        exposed_s = time.monotonic() - started if live else 0.0
+        return Applied(fingerprint=Fingerprint(digest=digest), exposed_s=exposed_s, live_requests=live)
+
+
+def flat(request: TurnRequest) -> TurnRequest:
+    """The request with its context as one piece: what an engine needs, and much less to send."""
+    ids = ids_of(request.context)
+    context = Segment(pieces=(Tokens(n_tokens=len(ids), payload=TokenPayload(ids=ids)),))
+    return replace(request, context=context)

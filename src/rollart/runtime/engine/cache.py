@@ -1,0 +1,73 @@
+"""Key/value memory: `slots` rows of `capacity` tokens for every layer.
+
+Owns the tensors and nothing else: who sits in which slot, and how many of its tokens are valid, is `slots.py`. Invariants:
+slots x capacity <= kv_tokens; memory is finite everywhere (zeros at first), for masked attention multiplies by 0 what it masks.
+
+Layout is (slot, kv head, token, head_dim): each head's tokens lie together, which measured 1.1x (tiny models) to 1.8x (9 heads
+of 64) faster to attend over than tokens first. One capacity for all slots lets a batch attend over a plain slice. Rows are
+addressed only through `write_index` and `read`, so that blocks can take the place of slots behind these two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollart.runtime.engine.shape import ModelShape
+
+Ints = NDArray[np.int64]
+
+
+class KVCache:
+    """Starts without memory; `repack` gives it some."""
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._heads = np.arange(shape.kv_heads)
+        self.slots = 0
+        self.capacity = 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def repack(self, kept: Ints, slots: int, capacity: int) -> None:
+        """Move the rows `kept` to slots 0, 1, .. of new memory; tokens past `capacity` are lost, other rows too."""
+        rows = torch.from_numpy(kept).to(self._device)
+        shared = min(capacity, self.capacity)
+        size = (slots, self._shape.kv_heads, capacity, self._shape.head_dim)
+        for tensors in (self.keys, self.values):
+            for layer in range(self._shape.layers):
+                new = torch.zeros(size, dtype=self._dtype, device=self._device)
+                if len(kept):
+                    new[: len(kept), :, :shared] = tensors[layer][rows, :, :shared]
+                    tensors[layer] = new
+                elif self.slots:
+                    tensors[layer] = new
+                else:
+                    tensors.append(new)
+        self.slots, self.capacity = slots, capacity
+
+    def scrub(self) -> None:
+        """Zero all memory, after values that are not finite may have been written."""
+        for tensor in (*self.keys, *self.values):
+            tensor.zero_()
+
+    def write_index(self, slots: Ints, positions: Ints) -> Ints:
+        """Where tokens at `positions` of `slots` go, (n * kv_heads,): rows of a layer's memory seen as (.., head_dim)."""
+        rows = slots[:, None] * self._shape.kv_heads + self._heads
+        index: Ints = (rows * self.capacity + positions[:, None]).reshape(-1)
+        return index
+
+    def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store (tokens, kv_heads, head_dim) at a `write_index`."""
+        size = self._shape.head_dim
+        self.keys[layer].view(-1, size).index_copy_(0, index, keys.reshape(-1, size))
+        self.values[layer].view(-1, size).index_copy_(0, index, values.reshape(-1, size))
+
+    def read(self, layer: int, rows: slice | Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (rows, kv_heads, reach, head_dim): a view for a slice of slots, else a copy."""
+        keys, values = self.keys[layer][:, :, :reach], self.values[layer][:, :, :reach]
+        if isinstance(rows, slice):
+            return keys[rows], values[rows]
+        return keys.index_select(0, rows), values.index_select(0, rows)

@@ -1,0 +1,103 @@
+"""The engine port over an engine actor: what control calls `Engine` on real devices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from rollart.control.exchange import Exchange
+from rollart.core.errors import EngineError
+from rollart.core.types import (
+    Applied,
+    Degrees,
+    EngineBook,
+    EngineInfo,
+    Failure,
+    Generation,
+    Limits,
+    Live,
+    Manifest,
+    RequestId,
+    Tokens,
+    TurnRequest,
+    Version,
+)
+from rollart.runtime.engine.actor import EnginePoll, flat
+from rollart.runtime.wire import Wire, call
+
+
+class RemoteEngine:
+    """Implements `ports.Engine`. One batched submit and one long poll carry all turns."""
+
+    def __init__(self, info: EngineInfo, actor: Any, on_lost: Callable[[str, Failure], None]) -> None:
+        self.info = info
+        self._actor = actor
+        self._on_lost = on_lost
+        self._book = EngineBook()
+        self._duplicates = 0
+        self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
+        self._wire: Wire[TurnRequest | RequestId, EnginePoll] = Wire(
+            actor, where="engine", on_poll=self._polled, on_lost=self._failed
+        )
+
+    def open(self) -> None:
+        self._wire.open()
+
+    def close(self) -> None:
+        self._wire.close()
+
+    async def generate(self, request: TurnRequest) -> Generation:
+        if self._wire.lost is not None:
+            return _failed(self._wire.lost)
+        self._wire.send(flat(request))
+        return await self._exchange.ask(request.id)
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        for request in requests:
+            self._wire.send(request)
+
+    def _polled(self, poll: EnginePoll) -> None:
+        self._book = poll.book
+        self._exchange.answer(poll.answers)
+
+    def _failed(self, why: Failure) -> None:
+        self._exchange.answer([(rid, _failed(why)) for rid in self._exchange.waiting])
+        self._on_lost(self.info.id, why)
+
+    def _orphan(self, rid: RequestId, answer: Generation) -> None:
+        self._duplicates += answer.tokens.n_tokens
+
+    def book(self) -> EngineBook:
+        """The engine's last answer; turns that have come in and have not reached their asker yet count as live."""
+        pending = {
+            rid: Live(n_tokens=answer.tokens.n_tokens, oldest_version=answer.tokens.spans[0].version)
+            for rid, answer in self._exchange.pending.items()
+            if answer.tokens.spans
+        }
+        return replace(self._book, live={**self._book.live, **pending}, duplicates=self._duplicates)
+
+    async def prefetch(self, manifest: Manifest) -> Failure | None:
+        outcome = await call("engine", self._actor.prefetch.remote(manifest))
+        return outcome if isinstance(outcome, Failure) else None
+
+    async def apply(
+        self, version: Version, *, kept: Literal["rebuild", "abort"], pinned_deadline_s: float
+    ) -> Applied | Failure:
+        pinned_s = max(0.0, pinned_deadline_s - asyncio.get_running_loop().time())
+        outcome: Applied | Failure = await call("engine", self._actor.apply.remote(version, kept, pinned_s))
+        return outcome
+
+    async def limit(self, limits: Limits) -> None:
+        raise EngineError("this engine takes no limits while it runs: set engine.max_live and engine.kv_tokens")
+
+    async def sleep(self) -> None:
+        raise EngineError("this engine cannot give its memory back while it runs")
+
+    async def wake(self, degrees: Degrees | None = None) -> None:
+        raise EngineError("this engine never sleeps, so it cannot be woken")
+
+
+def _failed(why: Failure) -> Generation:
+    return Generation(tokens=Tokens(n_tokens=0), finish="failed", failure=why)
