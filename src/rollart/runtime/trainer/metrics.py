@@ -1,0 +1,78 @@
+"""Metrics of a training step, as sums that add up over micro-batches and ranks.
+
+Owns the list of what is measured and how means are made. Invariant: every mean is over trained tokens (or over the loss
+weight, for the loss), never over micro-batches, rows or ranks, so no split and no padding changes a metric.
+
+    loss                   summed loss / total loss weight
+    entropy                mean entropy of the policy at the sampling temperature, nats
+    ratio_mean, ratio_max  present over old probabilities
+    clip_frac              tokens whose clipped term is the smaller one
+    kl                     estimate of KL(old, present): mean of r - 1 - ln r (Schulman's k3)
+    tis_mean, tis_clip_frac            truncated importance weight; tokens at its cap
+    mismatch_kl, mismatch_ratio_mean   present over behaviour probabilities: distance between engine and trainer, and staleness
+    mismatch_abs_mean, mismatch_abs_max   absolute difference of those log-probabilities
+    zero_advantage_frac    trained tokens that teach nothing
+    tokens, trajectories, micro_batches, padded_tokens   what the step held
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+SUMS = (
+    "tokens",
+    "trajectories",
+    "micro_batches",
+    "padded_tokens",
+    "loss_weight",
+    "loss",
+    "entropy",
+    "ratio",
+    "clipped",
+    "kl",
+    "tis",
+    "tis_capped",
+    "zero_advantage",
+    "behaviour_known",
+    "mismatch_kl",
+    "mismatch_ratio",
+    "mismatch_abs",
+)
+MAXIMA = ("ratio_max", "mismatch_abs_max")
+
+PER_TOKEN = {
+    "entropy": "entropy",
+    "ratio_mean": "ratio",
+    "clip_frac": "clipped",
+    "kl": "kl",
+    "tis_mean": "tis",
+    "tis_clip_frac": "tis_capped",
+    "zero_advantage_frac": "zero_advantage",
+}
+PER_KNOWN_TOKEN = {
+    "mismatch_kl": "mismatch_kl",
+    "mismatch_ratio_mean": "mismatch_ratio",
+    "mismatch_abs_mean": "mismatch_abs",
+}
+
+
+def merge(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add sums, take the larger of maxima. What a part lacks counts as 0."""
+    merged = dict.fromkeys((*SUMS, *MAXIMA), 0.0)
+    for part in parts:
+        for name, value in part.items():
+            merged[name] = max(merged[name], value) if name in MAXIMA else merged[name] + value
+    return merged
+
+
+def summary(sums: Mapping[str, float], *, with_entropy: bool) -> dict[str, float]:
+    """The metrics of a step from its merged sums. Those of tokens that do not exist are left out, never 0."""
+    tokens, known = sums["tokens"], sums["behaviour_known"]
+    metrics = {name: sums[name] for name in ("tokens", "trajectories", "micro_batches", "padded_tokens")}
+    if tokens:
+        metrics |= {name: sums[of] / tokens for name, of in PER_TOKEN.items() if with_entropy or name != "entropy"}
+        metrics |= {"loss": sums["loss"] / sums["loss_weight"], "ratio_max": sums["ratio_max"]}
+    if known:
+        metrics |= {name: sums[of] / known for name, of in PER_KNOWN_TOKEN.items()}
+        metrics["mismatch_abs_max"] = sums["mismatch_abs_max"]
+    return metrics

@@ -1,0 +1,302 @@
+"""One training rank: sharded weights, gradients of a step, the optimiser, and what leaves the trainer.
+
+Owns the fp32 master weights. Invariants: gradients are sums over tokens until `finish` divides them by the step's total
+weight, so neither micro-batches nor ranks change them; every method is a collective and must be called on all ranks with
+equally many micro-batches; `begin` forgets an unfinished step; a version number is published once.
+
+    begin -> accumulate* -> finish        one optimiser step; `logprobs` before it keeps the old log-probabilities
+    publish                               whole weights in buckets, from rank 0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rollart.config.schema import (
+    Algorithm,
+    Optimizer,
+    PretrainedModel,
+    RunConfig,
+    SamplingConfig,
+    ScratchModel,
+    TrainerConfig,
+)
+from rollart.core.errors import TrainerError
+from rollart.core.seeds import seed_of
+from rollart.core.types import Version
+from rollart.runtime.models import build_model, hf_config, weights_folder
+from rollart.runtime.trainer import checkpoint, metrics, ranks
+from rollart.runtime.trainer.loss import policy_loss
+from rollart.runtime.trainer.policy import Policy
+from rollart.runtime.trainer.rows import LossRow, Rows, SampleKey, loss_terms, pad
+from rollart.runtime.weights import Bucket, WeightIndex, fingerprint, pack
+
+WEIGHT_TOLERANCE = 1e-6
+"""Relative: weights are sums of fractions that add up to whole trajectories."""
+NORM_FLOOR = 1e-6
+"""Keeps the clipping factor finite at a gradient of 0, as torch's `clip_grad_norm_` does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSpec:
+    """What all ranks of a trainer are told."""
+
+    model: ScratchModel | PretrainedModel
+    vocab_size: int
+    seed: int
+    """Of new weights."""
+    algorithm: Algorithm
+    optimizer: Optimizer
+    sampling: SamplingConfig
+    trainer: TrainerConfig
+    timeout_s: float
+    """Longest wait of a rank for the others."""
+    total_steps: int = 1
+    """Optimiser steps of the run, for the decay of the learning rate."""
+
+
+def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
+    return TrainerSpec(
+        model=config.model,
+        vocab_size=vocab_size,
+        seed=seed_of(config.seed, "model"),
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
+        sampling=config.sampling,
+        trainer=config.trainer,
+        timeout_s=config.deadlines.train_s,
+        total_steps=config.schedule.steps * config.schedule.steps_per_batch,
+    )
+
+
+def rate(settings: Optimizer, step: int, total_steps: int) -> float:
+    """The learning rate of optimiser step `step` (from 0): warm-up first, then decay to 0 after the last step."""
+    done = min(1.0, step / max(1, total_steps))
+    fall = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[settings.decay]
+    return settings.lr * fall * min(1.0, (step + 1) / max(1, settings.warmup_steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One version as rank 0 offers it."""
+
+    version: Version
+    index: WeightIndex
+    buckets: list[Bucket]
+    digest: str
+    """Of the live parameters."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    number: int
+    expected_weight: float | None
+    parts: list[Mapping[str, float]]
+
+
+class TrainerRank:
+    """Rank `rank` of `spec.trainer.ranks`; alone in its process when there are several, which then meet at `store`."""
+
+    def __init__(self, spec: TrainerSpec, *, rank: int = 0, store: Store | None = None) -> None:
+        self.spec = spec
+        self.rank = rank
+        mesh = ranks.join(rank, spec.trainer.ranks, store, spec.timeout_s)
+        model = build_model(hf_config(spec.model, spec.vocab_size), seed=spec.seed, weights=weights_folder(spec.model))
+        self.policy = Policy(model)
+        for layer in self.policy.sharded_layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.policy, mesh=mesh)
+        self.weights: dict[str, DTensor] = {
+            name.removeprefix("hf."): cast(DTensor, weight) for name, weight in self.policy.named_parameters()
+        }
+        """The master weights by `state_dict` name, sharded; tied embeddings once."""
+        self._optimizer = self.new_optimizer(spec.optimizer.lr)
+        self._old: dict[SampleKey, NDArray[np.float32]] = {}
+        self._step: _Step | None = None
+        self.steps = 0
+        """Optimiser steps taken."""
+        self.version: Version = -1
+        """The highest that was published; -1: none."""
+
+    def close(self) -> None:
+        ranks.leave()
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, *, total_weight: float | None) -> None:
+        """Start a step. `total_weight`: its number of trajectories (`learn.credit.total_weight`), checked by `finish`."""
+        self._step = _Step(number=step, expected_weight=total_weight, parts=[])
+        self._optimizer.zero_grad()
+
+    def accumulate(self, micro_batches: Sequence[Sequence[LossRow]]) -> dict[str, float]:
+        """Add the gradients of this rank's rows; an empty micro-batch adds nothing. Returns the rank's tokens and
+        trajectories. Raises TrainerError outside a step."""
+        if self._step is None:
+            raise TrainerError("accumulate outside a step; call begin first")
+        parts = [self._accumulate_one(rows) for rows in micro_batches]
+        self._step.parts += parts
+        merged = metrics.merge(parts)
+        return {"tokens": merged["tokens"], "trajectories": merged["trajectories"]}
+
+    def finish(self) -> dict[str, float]:
+        """Divide by the total weight, clip, step. Returns the metrics of `metrics`, `grad_norm`, `lr`, `weights_changed`.
+
+        Raises TrainerError, with the weights untouched, when nothing was accumulated, samples were lost or came twice, or
+        the gradient is not finite.
+        """
+        step = self._step
+        if step is None:
+            raise TrainerError("finish outside a step; call begin first")
+        sums = metrics.merge(ranks.gather(metrics.merge(step.parts)))
+        self._check_weight(step, sums)
+        # Sharded training averages over ranks what is a sum here.
+        norm, clipped = self.clip_gradients(
+            self.spec.trainer.ranks / sums["loss_weight"], self.spec.optimizer.grad_clip
+        )
+        lr = self._set_lr()
+        before = {name: weight.to_local().clone() for name, weight in self.weights.items()}
+        self._optimizer.step()
+        changed = any(not torch.equal(before[name], weight.to_local()) for name, weight in self.weights.items())
+        self._optimizer.zero_grad()
+        self._step = None
+        self.steps += 1
+        return metrics.summary(sums, with_entropy=self.spec.trainer.log_entropy) | {
+            "grad_norm": norm,
+            "grad_clipped": float(clipped),
+            "lr": lr,
+            "weights_changed": float(ranks.total(changed) > 0),
+        }
+
+    def logprobs(self, micro_batches: Sequence[Sequence[LossRow]]) -> dict[SampleKey, NDArray[np.float32]]:
+        """Log-probabilities of the trained tokens under the present weights, from all ranks.
+
+        They are kept on every rank as the old ones of these samples until the next `publish`, however they are split later.
+        """
+        found: dict[SampleKey, NDArray[np.float32]] = {}
+        with torch.no_grad():
+            for rows in micro_batches:
+                now = self.forward(pad([one.row for one in rows]), with_entropy=False)[0].numpy()
+                start = 0
+                for one in rows:
+                    found[one.key] = now[start : start + len(one.row.targets)]
+                    start += len(one.row.targets)
+        self.reshard()
+        everyone = ranks.union(found)
+        self._old |= everyone
+        return everyone
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def publish(self, version: Version) -> Publication | None:
+        """Whole weights in buckets, on rank 0; None on the others. Old log-probabilities are forgotten.
+
+        Raises TrainerError for a version that is not above the last one.
+        """
+        if version <= self.version:
+            raise TrainerError(f"version {version} is not above {self.version}, the last one; numbers are never reused")
+        weights = checkpoint.full_weights(self.weights)
+        self._old.clear()
+        self.version = version
+        if self.rank:
+            return None
+        index, buckets = pack(weights, self.spec.trainer.bucket_bytes)
+        return Publication(version=version, index=index, buckets=buckets, digest=fingerprint(weights))
+
+    def checkpoint(self, path: str, mode: Literal["save", "load"]) -> None:
+        """Save to or load from one file (see `checkpoint`). Loading forgets an unfinished step; the highest published
+        version never falls. Raises StoreError."""
+        if mode == "save":
+            checkpoint.save(path, self.weights, self._optimizer, {"steps": self.steps, "version": self.version})
+            return
+        counters = checkpoint.load(path, self.weights, self._optimizer)
+        self.steps = counters["steps"]
+        self.version = max(self.version, counters["version"])
+        self._old.clear()
+        self._step = None
+        self._optimizer.zero_grad()
+        self.reshard()
+
+    # --- shared with the warm start ----------------------------------------------------------------------------------
+
+    def new_optimizer(self, lr: float) -> torch.optim.AdamW:
+        settings = self.spec.optimizer
+        return torch.optim.AdamW(
+            cast(list[nn.Parameter], list(self.weights.values())),
+            lr=lr,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def forward(
+        self, rows: Rows, *, with_entropy: bool, temperature: float | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`Policy.forward`, at the sampling temperature unless another is given."""
+        at = self.spec.sampling.temperature if temperature is None else temperature
+        found: tuple[torch.Tensor, torch.Tensor] = self.policy(rows, at, with_entropy)
+        return found
+
+    def clip_gradients(self, scale: float, limit: float) -> tuple[float, bool]:
+        """Multiply gradients by `scale`, bound their global norm by `limit`; return the norm before the bound, and whether it
+        bit. Raises TrainerError, with the gradients dropped, when the norm is not finite."""
+        gradients = [cast(DTensor, weight.grad).to_local() for weight in self.weights.values()]
+        squares = float(sum(gradient.double().square().sum() for gradient in gradients))
+        norm = ranks.total(squares) ** 0.5 * scale
+        if not np.isfinite(norm):
+            self._optimizer.zero_grad()
+            self._step = None
+            raise TrainerError(
+                f"the gradient norm of optimiser step {self.steps + 1} is {norm}; the weights were left as they were. "
+                "Lower optimizer.lr or look at the batch"
+            )
+        factor = scale * min(1.0, limit / (norm + NORM_FLOOR))
+        for gradient in gradients:
+            gradient.mul_(factor)
+        return norm, norm > limit
+
+    def reshard(self) -> None:
+        """Drop gathered weights that no backward pass will drop: the next forward pass would read them stale."""
+        cast(FSDPModule, self.policy).reshard()
+
+    # --- within a step -----------------------------------------------------------------------------------------------
+
+    def _accumulate_one(self, rows: Sequence[LossRow]) -> dict[str, float]:
+        terms = loss_terms(rows, self._old)
+        padded = pad([one.row for one in rows])
+        logprobs, entropy = self.forward(padded, with_entropy=self.spec.trainer.log_entropy)
+        loss, sums = policy_loss(logprobs, padded.behaviour, terms, self.spec.algorithm)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return sums | {
+            "entropy": float(entropy),
+            "trajectories": sum(one.share for one in rows),
+            "micro_batches": 1.0,
+            "padded_tokens": float(padded.ids.numel()),
+        }
+
+    def _check_weight(self, step: _Step, sums: Mapping[str, float]) -> None:
+        if not sums["loss_weight"]:
+            raise TrainerError(f"step {step.number} has no sample; a step trains at least one")
+        expected, got = step.expected_weight, sums["trajectories"]
+        if expected is not None and abs(got - expected) > WEIGHT_TOLERANCE * max(expected, 1.0):
+            raise TrainerError(
+                f"step {step.number} was announced with {expected:g} trajectories and got {got:g}; "
+                "samples were lost or sent twice"
+            )
+
+    def _set_lr(self) -> float:
+        settings = self.spec.optimizer
+        lr = rate(settings, self.steps, self.spec.total_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        return lr
