@@ -1,0 +1,125 @@
+"""The report's curves: which metric rows become which chart, with unit, range and a line for what was promised.
+
+Invariant: a chart shows rows of `metrics.jsonl` as they are; where there are more steps than points, each point is the
+mean of equally many steps, and the chart says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollart.observe.metric_rows import STEP, Row
+
+MAX_POINTS = 400
+"""About one per pixel of a chart: more cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """`key` holds `{task}` for one line per task; `lines` adds named lines that are not of a task."""
+
+    title: str
+    unit: str
+    key: str | None = None
+    lines: tuple[tuple[str, str], ...] = ()
+    low: float | None = 0.0
+    high: float | None = None
+
+
+CHARTS = (
+    Chart(title="Reward", unit="per trained trajectory", key="reward/{task}/trained/mean", low=None),
+    Chart(title="Success", unit="share of trained trajectories", key="success/{task}/trained/mean", high=1.0),
+    Chart(
+        title="Staleness",
+        unit="versions",
+        key="staleness/{task}/oldest/mean",
+        lines=(("largest", "staleness/all/oldest/max"),),
+    ),
+    Chart(
+        title="Entropy",
+        unit="nats per token",
+        key="trainer/{task}/entropy/value",
+        lines=(("all tasks", "trainer/all/entropy/value"),),
+    ),
+    Chart(
+        title="Throughput",
+        unit="trained trajectories per second",
+        key="throughput/{task}/trajectories/per_s",
+        lines=(("all tasks", "throughput/all/trajectories/per_s"),),
+    ),
+    Chart(
+        title="Time of a step",
+        unit="seconds",
+        lines=(("wait for batch", "time/all/wait_for_batch/sum"), ("train", "time/all/train_step/sum")),
+    ),
+    Chart(title="Response length", unit="sampled tokens per trajectory", key="rollout/{task}/response_tokens/mean"),
+    Chart(title="Turns", unit="per trajectory", key="rollout/{task}/turns/mean"),
+    Chart(title="Unreadable actions", unit="per trajectory", key="rollout/{task}/bad_actions/mean"),
+    Chart(
+        title="Equal-reward groups",
+        unit="share; they teach nothing",
+        key="groups/{task}/zero_variance/mean",
+        high=1.0,
+    ),
+    Chart(title="Loss", unit="policy loss", lines=(("loss", "trainer/all/loss/value"),), low=None),
+    Chart(title="Gradient norm", unit="before clipping", lines=(("grad norm", "trainer/all/grad_norm/value"),)),
+    Chart(
+        title="Engine against trainer",
+        unit="mean difference of log-probabilities",
+        lines=(("mean", "trainer/all/mismatch_abs_mean/value"),),
+    ),
+    Chart(title="Live requests", unit="per engine, mean over time", lines=(("live", "engine/all/live/mean"),)),
+)
+
+
+def charts_of(rows: Sequence[Row], tasks: Sequence[str], started: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Charts with at least one line that has numbers. Values are rounded to what a screen can show."""
+    steps = [row for row in rows if "time/all/train_step/sum" in row]
+    stride = -(-len(steps) // MAX_POINTS) or 1
+    buckets = [steps[at : at + stride] for at in range(0, len(steps), stride)]
+    x = [bucket[-1][STEP] for bucket in buckets]
+    made = []
+    for chart in CHARTS:
+        named = [(task, chart.key.format(task=task), index) for index, task in enumerate(tasks)] if chart.key else []
+        named += [(name, key, -1 - at) for at, (name, key) in enumerate(chart.lines)]
+        drawn = [(name, index, [_mean(bucket, key) for bucket in buckets]) for name, key, index in named]
+        lines = [
+            {"name": name, "task": index, "values": values}
+            for name, index, values in drawn
+            if any(value is not None for value in values)
+        ]
+        if lines:
+            made.append(
+                {
+                    "title": chart.title,
+                    "unit": chart.unit,
+                    "x": x,
+                    "lines": lines,
+                    "low": chart.low,
+                    "high": chart.high,
+                    "stride": stride,
+                    "bound": started.get("max_staleness") if chart.title == "Staleness" else None,
+                    "points": _evaluations(rows, tasks) if chart.title == "Success" else [],
+                }
+            )
+    return made
+
+
+def _mean(bucket: Sequence[Row], key: str) -> float | None:
+    values = [row[key] for row in bucket if key in row]
+    return float(f"{sum(values) / len(values):.5g}") if values else None
+
+
+def _evaluations(rows: Sequence[Row], tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Sampled evaluations, on held-back instances where there are any, as points on the success chart."""
+    points = []
+    for row in rows:
+        for index, task in enumerate(tasks):
+            for split in ("held_out", "train"):
+                success = row.get(f"eval/{task}/success_sampled_{split}/mean")
+                if success is not None:
+                    points.append({"x": row[STEP], "y": success, "task": index, "split": split.replace("_", " ")})
+                    break
+    return points
