@@ -1,0 +1,248 @@
+"""From a resolved configuration to a finished run folder: the composition root of the local world.
+
+Owns the run's folder and what is written to it. Invariants: one process has the folder at a time; whatever happens, the
+event log is closed and whole, the summary and the report are written from it, and no process of the run is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollart.config.load import Resolved, dump, load_file
+from rollart.config.schema import LocalWorld, RunConfig
+from rollart.control import run as control
+from rollart.control.evaluate import Score
+from rollart.control.weights import VersionBook
+from rollart.core.errors import ClusterError, ConfigError
+from rollart.core.events import Recorder, Sink, header
+from rollart.core.types import Manifest, TaskSpec, Version
+from rollart.observe.display import Display, print_summary
+from rollart.observe.log import EventWriter
+from rollart.observe.metrics import MetricsWriter
+from rollart.observe.report import write_report
+from rollart.observe.summary import write_summary
+from rollart.observe.trajectories import Encoded, Pieces, TrajectoryWriter
+from rollart.ports import Trainer, World
+from rollart.runtime.cluster import LocalCluster, start_ray, stop_ray
+from rollart.runtime.envs.baselines import Transcript, constant_baseline, random_baseline
+from rollart.runtime.envs.tasks import eval_instances, task_specs
+from rollart.runtime.payload import TokenPayload
+from rollart.runtime.saved import SavedWeights, load_model, save_model
+from rollart.runtime.tokenizers import Tokenizer, build_tokenizer
+from rollart.runtime.trainer.facade import RemoteTrainer, start_trainer
+
+log = logging.getLogger(__name__)
+
+
+def train(resolved: Resolved, *, plain: bool) -> int:
+    """Run to the end; returns the exit code. Raises RollartError when the run fails."""
+    config = resolved.config
+    world_config = _local(config)
+    folder = Path(config.output_dir).expanduser() / config.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(_locked(folder))
+        (folder / "config.yaml").write_text(dump(resolved), encoding="utf-8")
+        tokenizer = build_tokenizer(config.tokenizer)
+        specs = task_specs(config, tokenizer)
+        display = Display(plain=plain)
+        stack.callback(display.close)
+        stack.callback(_write_results, folder)
+        sinks = _sinks(folder, config, stack)
+        trajectories = TrajectoryWriter(folder / "trajectories.jsonl", _encode, _pieces(tokenizer))
+        stack.callback(trajectories.close)
+        stack.callback(stop_ray)
+        start_ray(world_config, namespace=f"rollart-{config.name}")
+        cluster = LocalCluster(config, tokenizer.vocab_size, lambda: start_trainer(config, tokenizer.vocab_size))
+        preparing = _Preparing(config, specs, tokenizer)
+        world = World(
+            name="local", cluster=cluster, store=VersionBook(), tasks=specs, sinks=(*sinks, display),
+            keep=trajectories, prepare=preparing, conclude=_Keeping(config, folder, tokenizer.vocab_size),
+        )  # fmt: skip
+        asyncio.run(control.run(config, world))
+    print_summary(folder)
+    print(f"report: {folder / 'report.html'}")  # noqa: T201
+    return 0
+
+
+def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int:
+    """Score a finished run's model on `count` instances per task drawn from `instance_seed`. Raises RollartError."""
+    config = load_file(run_dir / "config.yaml").config
+    tokenizer = build_tokenizer(config.tokenizer)
+    tensors, version = load_model(run_dir)
+    drawn = {name: eval_instances(name, task, instance_seed, count) for name, task in config.tasks.items()}
+    specs = [
+        replace(
+            spec,
+            train=tuple(one.seed for one in drawn[spec.name] if one.split != "held_out"),
+            held_out=tuple(one.seed for one in drawn[spec.name] if one.split == "held_out"),
+        )
+        for spec in task_specs(config, tokenizer)
+    ]
+    start_ray(_local(config), namespace=f"rollart-eval-{config.name}")
+    try:
+        saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes)
+        scores = asyncio.run(_score(config, tokenizer, specs, saved, version, greedy=greedy))
+    finally:
+        stop_ray()
+    for score in scores:
+        unseen = sum(one.split == "unseen" for one in drawn[score.task]) if score.split == "train" else 0
+        print(_score_line(score, unseen))  # noqa: T201
+    return 0 if all(score.complete for score in scores) else 1
+
+
+def _score_line(score: Score, unseen: int) -> str:
+    """`unseen`: how many of the instances that are not held back were not trained on either."""
+    which = "held back from training" if score.split == "held_out" else "not held back"
+    if unseen:
+        which += f", {unseen} of them never seen in training"
+    missing = "" if score.complete else "; INCOMPLETE: some episodes failed"
+    return (
+        f"{score.task}: {score.success:.3f} success, mean reward {score.reward_mean:.3f}, {score.mode}, over "
+        f"{score.episodes} instances {which}{missing}"
+    )
+
+
+async def _score(
+    config: RunConfig, tokenizer: Tokenizer, specs: Sequence[TaskSpec], saved: SavedWeights, version: Version, *,
+    greedy: bool,
+) -> list[Score]:  # fmt: skip
+    async def trainer() -> SavedWeights:
+        return saved
+
+    cluster = LocalCluster(config, tokenizer.vocab_size, trainer)
+    world = World(name="local", cluster=cluster, store=VersionBook(), tasks=tuple(specs))
+    result = await control.evaluate(config, world, version=version, mode="greedy" if greedy else "sampled")
+    return result.evaluations["asked"]
+
+
+# --- the folder ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Only one process may write a run. Raises ClusterError when another one does; the lock ends with its process."""
+    with (folder / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ClusterError(f"{folder} is in use by another process; wait for it, or use name=NAME") from error
+        yield
+
+
+def _sinks(folder: Path, config: RunConfig, stack: ExitStack) -> list[Sink]:
+    """The event log and the metrics that are computed from it as it grows."""
+    head = header(run=config.name, incarnation=0, clock="monotonic", world=config.world.kind, git=_git())
+    events = EventWriter(folder / "events.jsonl", head)
+    stack.callback(events.close)
+    metrics = MetricsWriter(folder / "metrics.jsonl")
+    stack.callback(metrics.close)
+    return [events, metrics]
+
+
+def _git() -> str:
+    """The commit of the code that runs, where it runs from a checkout."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def _write_results(folder: Path) -> None:
+    """Summary and report, also of a run that failed: what happened is in its log."""
+    if (folder / "events.jsonl").is_file():
+        write_summary(folder)
+        write_report(folder)
+
+
+def _encode(payload: object) -> Encoded:
+    if not isinstance(payload, TokenPayload):
+        return Encoded([], None)
+    return Encoded(
+        payload.ids.tolist(),
+        None if payload.logprobs is None else payload.logprobs.tolist(),
+        None if payload.log_kept_mass is None else payload.log_kept_mass.tolist(),
+    )
+
+
+def _pieces(tokenizer: Tokenizer) -> Pieces:
+    """The text of each token id; most ids come up again and again."""
+    known: dict[int, str] = {}
+
+    def pieces(ids: Sequence[int]) -> Sequence[str]:
+        for token in ids:
+            if token not in known:
+                known[token] = tokenizer.decode([token])
+        return [known[token] for token in ids]
+
+    return pieces
+
+
+def _local(config: RunConfig) -> LocalWorld:
+    if not isinstance(config.world, LocalWorld):
+        raise ConfigError(f"world.kind={config.world.kind}: this command runs on a local cluster; use world.kind=local")
+    return config.world
+
+
+# --- before and after training -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparing:
+    """Baselines, and the warm start on the random baseline's transcripts."""
+
+    config: RunConfig
+    specs: tuple[TaskSpec, ...]
+    tokenizer: Tokenizer
+
+    async def __call__(self, trainer: Trainer, record: Recorder) -> None:
+        transcripts: list[Transcript] = []
+        for spec in self.specs:
+            transcripts += await self._baselines(spec, record)
+        warm = self.config.warm_start
+        if warm.steps and transcripts:
+            assert isinstance(trainer, RemoteTrainer)
+            done = await trainer.warm_start(
+                transcripts, steps=warm.steps, batch=warm.batch, lr=warm.lr, seed=self.config.seed
+            )
+            record(
+                "warm_started", steps=warm.steps, tokens=int(done["tokens"]), loss=done["loss"], seconds=done["seconds"]
+            )
+
+    async def _baselines(self, spec: TaskSpec, record: Recorder) -> list[Transcript]:
+        """Record what a task gives away without learning; returns random transcripts."""
+        task, seed = self.config.tasks[spec.name], self.config.seed
+        constant = await asyncio.to_thread(constant_baseline, spec, task, self.tokenizer, seed=seed)
+        if constant is not None:
+            record(
+                "baseline", task=spec.name, policy="constant", success=constant.success, episodes=constant.episodes,
+                answer=constant.answer,
+            )  # fmt: skip
+        episodes = max(self.config.baselines.episodes, self.config.warm_start.episodes)
+        blind = await asyncio.to_thread(random_baseline, spec, task, self.tokenizer, episodes=episodes, seed=seed)
+        if blind is None:
+            return []
+        record("baseline", task=spec.name, policy="random", success=blind.success, episodes=blind.episodes, answer="")
+        return list(blind.transcripts[: self.config.warm_start.episodes])
+
+
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """Keep the last published version as a model folder in the Hugging Face layout."""
+
+    config: RunConfig
+    folder: Path
+    vocab_size: int
+
+    async def __call__(self, manifest: Manifest) -> None:
+        await save_model(self.folder, self.config.model, self.vocab_size, manifest)
