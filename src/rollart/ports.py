@@ -184,3 +184,5 @@ class World:
     """Takes every terminal trajectory (payloads and all) for the record; must not block."""
     prepare: Callable[[Trainer, Recorder], Awaitable[None]] | None = None
     """Runs once before the first weights are published: warm start, baselines."""
+    conclude: Callable[[Manifest], Awaitable[None]] | None = None
+    """Runs once after the last step with the last published version: keep the model."""

@@ -7,6 +7,7 @@ nothing of how groups are made or trained.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -35,19 +36,34 @@ class Group:
     running: dict[int, Attempt] = field(default_factory=dict)
     """Member -> its present attempt (also while it waits to be retried)."""
     given_up: int = 0
+    over: Signal = field(default_factory=Signal)
+    """Notified when the group leaves `open`."""
+    oldest: Version | None = None
+    """Of the oldest token of members that are done."""
+    n_sampled: int = 0
+    """Tokens of members that are done."""
 
     @property
     def id(self) -> str:
         return self.instance.group_id
 
-    @property
-    def oldest(self) -> Version | None:
-        versions = [t.oldest_version for t in self.done if t.oldest_version is not None]
-        return min(versions) if versions else None
+    def add(self, trajectory: Trajectory) -> None:
+        """A member is done."""
+        self.done.append(trajectory)
+        self.n_sampled += trajectory.n_sampled
+        self.oldest = _older(self.oldest, trajectory.oldest_version)
 
-    @property
-    def n_sampled(self) -> int:
-        return sum(trajectory.n_sampled for trajectory in self.done)
+
+def _older(one: Version | None, other: Version | None) -> Version | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _oldest_of(group: Group, live: Mapping[Key, Version]) -> Version | None:
+    """Of all tokens that the group has now: of members that are done, of running ones delivered or still live."""
+    oldest = group.oldest
+    for attempt in group.running.values():
+        oldest = _older(oldest, _older(attempt.oldest, live.get(attempt.key)))
+    return oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +83,18 @@ class Buffer:
     def __init__(
         self, record: Recorder, waits: Waits, ledger: Ledger, window: Window, *,
         stop: Callable[[Mapping[Key, Attempt], DropReason], None],
-        oldest_live: Callable[[list[Key]], Version | None],
+        live_versions: Callable[[], Mapping[Key, Version]],
+        mix_window: int,
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
         self._ledger = ledger
         self._stop = stop
-        self._oldest_live = oldest_live
+        self._live_versions = live_versions
         self.window = window
         self.groups: dict[str, Group] = {}
+        self._ready: dict[str, Ready] = {}
+        """Complete groups that wait for release, as release sees them."""
         self.counts: dict[str, int] = {}
         """Groups per task that were trained or still may be: what mixing looks at."""
         self.next_release: Version = 0
@@ -85,6 +104,8 @@ class Buffer:
         self.changed = Signal()
         self.last_failure: Failure | None = None
         self._opened = 0
+        self._recent: deque[Counter[str]] = deque(maxlen=mix_window)
+        """Trajectories per task of the last batches."""
 
     @property
     def min_version(self) -> Version:
@@ -105,6 +126,8 @@ class Buffer:
     def complete(self, group: Group) -> None:
         """`group_size` members are scored: the group may be released, and members still running have lost."""
         group.life.to("buffered")
+        group.over.notify()
+        self._ready[group.id] = Ready(group=group.id, task=group.instance.task, order=group.order, oldest=group.oldest)
         self.window.completed()
         self._stop_members(group, "redundant")
         rewards = [trajectory.reward for trajectory in group.done if trajectory.reward is not None]
@@ -118,6 +141,8 @@ class Buffer:
         """Give a group up: running members are stopped, finished ones leave the ledger as `reason`."""
         state = group.life.state
         group.life.to("dropped")
+        group.over.notify()
+        self._ready.pop(group.id, None)
         self._stop_members(group, reason)
         self._ledger.drop("buffered", reason, group.n_sampled)
         self.window.dropped(state)
@@ -140,14 +165,7 @@ class Buffer:
         started = asyncio.get_running_loop().time()
         while True:
             decision = release(
-                [
-                    Ready(group=g.id, task=g.instance.task, order=g.order, oldest=g.oldest)
-                    for g in self.groups.values()
-                    if g.life.state == "buffered"
-                ],
-                version=version,
-                max_staleness=self.window.max_staleness,
-                quota=quota,
+                tuple(self._ready.values()), version=version, max_staleness=self.window.max_staleness, quota=quota
             )
             for name in decision.stale:
                 self.drop(self.groups[name], "stale")
@@ -171,9 +189,12 @@ class Buffer:
         batch = Batch(step, version, tuple(self.groups[name] for name in names))
         for group in batch.groups:
             group.life.to("training")
+            del self._ready[group.id]
         self.window.released(len(batch.groups))
         self.next_release = version + 1
         self.released += 1
+        self._recent.append(Counter(trajectory.instance.task for trajectory in batch.trajectories))
+        mixed = sum(self._recent, Counter())
         lags = [version - t.oldest_version for t in batch.trajectories if t.oldest_version is not None]
         newest = [version - t.newest_version for t in batch.trajectories if t.newest_version is not None]
         self._record(
@@ -181,14 +202,16 @@ class Buffer:
             tokens=sum(group.n_sampled for group in batch.groups), staleness_mean=sum(lags) / max(1, len(lags)),
             staleness_max=max(lags, default=0), newest_lag_mean=sum(newest) / max(1, len(newest)),
             waited_s=round(waited_s, 6), quota=dict(quota),
+            mix={task: round(n / mixed.total(), 6) for task, n in sorted(mixed.items())},
         )  # fmt: skip
         self._prune()
         return batch
 
     def _prune(self) -> None:
         """After a release: abort what can no longer be trained, drop what redundant groups over-produced."""
+        live = self._live_versions()
         for group in [g for g in self.groups.values() if g.life.state in ("open", "buffered")]:
-            if hopeless(self._oldest_of(group), self.next_release, self.window.max_staleness):
+            if hopeless(_oldest_of(group, live), self.next_release, self.window.max_staleness):
                 self.drop(group, "stale")
         surplus = self.window.surplus
         if surplus:
@@ -198,12 +221,6 @@ class Buffer:
             }
             for name in losers(view["open"], view["buffered"], surplus=surplus):
                 self.drop(self.groups[name], "redundant")
-
-    def _oldest_of(self, group: Group) -> Version | None:
-        known = [attempt.oldest for attempt in group.running.values()]
-        live = self._oldest_live([attempt.key for attempt in group.running.values()])
-        versions = [version for version in (group.oldest, live, *known) if version is not None]
-        return min(versions) if versions else None
 
     def trained(self, batch: Batch) -> None:
         """The version that holds this batch is published: its samples need not be kept any more."""

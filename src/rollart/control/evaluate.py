@@ -53,8 +53,8 @@ class Evaluator:
         self._keep = keep
         self._ordinal = 0
 
-    async def run(self, name: str, version: Version, *, episodes: int, modes: tuple[Mode, ...]) -> list[Score]:
-        """Score every task on every split, `episodes` each, under `version`."""
+    async def run(self, name: str, version: Version, *, episodes: int | None, modes: tuple[Mode, ...]) -> list[Score]:
+        """Score every task on every split under `version`, `episodes` each (None: every instance once)."""
         tasks = self._rollout.tasks
         self._record("eval_started", eval=name, version=version, tasks=list(tasks))
         self._weights.pin(version)
@@ -75,7 +75,7 @@ class Evaluator:
         return scores
 
     async def _score(
-        self, name: str, version: Version, spec: TaskSpec, split: Split, mode: Mode, episodes: int
+        self, name: str, version: Version, spec: TaskSpec, split: Split, mode: Mode, episodes: int | None
     ) -> Score:
         self._ordinal += 1
         wanted = evaluation(spec, split, ordinal=self._ordinal, episodes=episodes)
@@ -85,7 +85,7 @@ class Evaluator:
         score = Score(
             task=spec.name, split=split, mode=mode, episodes=len(rewards),
             success=sum(reward >= spec.success_at for reward in rewards) / n, reward_mean=sum(rewards) / n,
-            complete=len(rewards) == episodes,
+            complete=len(rewards) == len(wanted),
         )  # fmt: skip
         self._record(
             "eval_scored", eval=name, task=spec.name, version=version, split=split, sampling=mode,

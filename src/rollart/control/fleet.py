@@ -2,7 +2,8 @@
 
 Owns: the router's notes, who serves which trajectory, both sides of the token ledger for delivered turns. Invariant: a
 turn is answered once; its tokens enter the ledger in the same breath in which the engine's book stops calling them live;
-a turn that an apply or a lost engine cut short goes on elsewhere from its tokens, and no token is sampled twice.
+a turn that an apply or a lost engine cut short goes on elsewhere from the tokens that were delivered, and no token is
+counted twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollart.control.signal import Signal
-from rollart.control.waits import GRACE_S, WaitExpired, Waits
+from rollart.control.waits import WaitExpired, Waits
 from rollart.core.errors import RunFailed, describe, failure
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
@@ -39,6 +40,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 MAX_RESENDS = 3
 """Engines that may fail under one turn before the trajectory fails: a request that kills engines must not kill them all."""
+RESEND_PAUSE_S = 0.1
+"""Wait before a failed turn is sent again: an engine that is breaking down fails at once what it is given."""
 
 
 class Fleet:
@@ -108,6 +111,10 @@ class Fleet:
         self.changed.notify()
         if not self.engines:
             raise RunFailed(f"no engine is left: {engine} was the last", why)
+        # it may live and only be unfit to serve: what it still samples would be thrown away
+        unanswered = [rid for name, rid in self._live.values() if name == engine]
+        if unanswered:
+            self._send_abort(port, unanswered)
 
     def books(self) -> Mapping[str, EngineBook]:
         """The engines' side of the ledger, of those gone as well."""
@@ -124,17 +131,14 @@ class Fleet:
             self._ledger.lose(engine, new, "duplicate")
             self._record("tokens_dropped", reason="duplicate", tokens=new, engine=engine)
 
-    def oldest_live(self, keys: Iterable[Key]) -> Version | None:
-        """Oldest version among tokens of live requests, as the engines last reported it; None: none sampled yet."""
-        oldest: Version | None = None
-        for key in keys:
-            seat = self._live.get(key)
-            if seat is None or seat[0] not in self.engines:
-                continue
-            live = self.engines[seat[0]].book().live.get(seat[1])
-            if live is not None and live.oldest_version is not None:
-                oldest = live.oldest_version if oldest is None else min(oldest, live.oldest_version)
-        return oldest
+    def live_versions(self) -> Mapping[Key, Version]:
+        """Oldest version among the tokens of each live request that has some, as the engines last reported it. O(live)."""
+        return {
+            (rid.traj, rid.attempt): live.oldest_version
+            for engine in self.engines.values()
+            for rid, live in engine.book().live.items()
+            if live.oldest_version is not None
+        }
 
     # --- turns -------------------------------------------------------------------------------------------------
 
@@ -158,9 +162,13 @@ class Fleet:
             if answer.finish == "stop" or sum(piece.n_tokens for piece in pieces) >= request.max_tokens:
                 return Turn(pieces=pieces, finish="stop" if answer.finish == "stop" else "length")
             if answer.failure is not None:
+                if answer.failure.kind == "lost" and choice.engine in self.router:
+                    self.router.left(choice.engine)  # it looks idle, and the world may tell of its loss much later
                 losses += 1
-                if not answer.failure.retryable or losses > MAX_RESENDS:
+                overdue = asyncio.get_running_loop().time() + RESEND_PAUSE_S >= request.deadline_s
+                if not answer.failure.retryable or losses > MAX_RESENDS or overdue:
                     return Turn(pieces=pieces, finish="failed", failure=answer.failure)
+                await asyncio.sleep(RESEND_PAUSE_S)
             elif answer.finish == "length":
                 return Turn(pieces=pieces, finish="length")
             part += 1
@@ -201,11 +209,11 @@ class Fleet:
         self._live[key] = (name, ask.id)
         # the deadline aborts by value first, so that the tokens so far come back and the ledger closes
         overdue = (
-            loop.call_at(ask.deadline_s, self._send_abort, {name: [ask.id]}) if ask.deadline_s < _FOREVER else None
+            loop.call_at(ask.deadline_s, self._send_abort, engine, [ask.id]) if ask.deadline_s < _FOREVER else None
         )
         try:
             answer = await self._waits.on(
-                engine.generate(ask), what="engines to generate", deadline_s=ask.deadline_s + GRACE_S
+                engine.generate(ask), what="engines to generate", deadline_s=ask.deadline_s + self._waits.grace_s
             )
         except WaitExpired as expired:
             answer = _nothing(failure("engine", "timeout", f"{name} does not answer: {expired}"))
@@ -214,11 +222,13 @@ class Fleet:
                 overdue.cancel()
             self.router.finished(name)
             del self._live[key]
+        if name not in self.engines and answer.failure is None:
+            # `lost` has closed this engine's book with these tokens in it
+            answer = _nothing(failure("engine", "lost", f"{name} was given up before its answer came"))
         self._ledger.deliver(name, answer.tokens.n_tokens, ask.purpose)
         if answer.finish == "aborted" and loop.time() >= ask.deadline_s:
-            answer = replace(
-                answer, finish="failed", failure=failure("engine", "timeout", "turn deadline passed", retryable=False)
-            )
+            why = failure("engine", "timeout", f"the turn was not done by its deadline on {name}")
+            answer = replace(answer, finish="failed", failure=why)
         self._record(
             "turn_done", traj=traj, attempt=attempt, turn=turn, part=part, engine=name,
             seconds=round(loop.time() - started, 6), sampled=answer.tokens.n_tokens,
@@ -236,10 +246,10 @@ class Fleet:
         for key in keys:
             self._aborting.add(key)
             seat = self._live.get(key)
-            if seat is not None:
+            if seat is not None and seat[0] in self.engines:
                 per_engine[seat[0]].append(seat[1])
-        if per_engine:
-            self._send_abort(per_engine)
+        for name, ids in per_engine.items():
+            self._send_abort(self.engines[name], ids)
         self.changed.notify()
 
     def forget(self, key: Key) -> None:
@@ -247,10 +257,8 @@ class Fleet:
         self._homes.pop(key, None)
         self._aborting.discard(key)
 
-    def _send_abort(self, per_engine: Mapping[str, list[RequestId]]) -> None:
-        for name, ids in per_engine.items():
-            if name in self.engines:
-                self._spawn(self.engines[name].abort(ids))
+    def _send_abort(self, engine: Engine, ids: list[RequestId]) -> None:
+        self._spawn(engine.abort(ids))
 
 
 _FOREVER = float("inf")

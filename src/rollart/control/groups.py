@@ -109,8 +109,7 @@ class Groups:
             after_s = self._ended(group, member, trajectory)
             if after_s is None:
                 return
-            await asyncio.sleep(after_s)
-            if group.life.state != "open":
+            if await _ends_within(group, after_s):
                 group.running.pop(member, None)
                 return
             attempt += 1
@@ -122,12 +121,12 @@ class Groups:
         is_open = group.life.state == "open"
         if trajectory.status == "done":
             self._patience.done()
-            del group.running[member]
-            if not is_open:  # finished in the very moment in which its group was completed or given up
-                self._ledger.drop("in_flight", "redundant", tokens)
+            attempt = group.running.pop(member)
+            if not is_open:  # scored, and its environment still closing, when its group was completed or given up
+                self._ledger.drop("in_flight", attempt.stop or "redundant", tokens)
                 return None
             self._ledger.move("in_flight", "buffered", tokens)
-            group.done.append(trajectory)
+            group.add(trajectory)
             self._settle(group)
             return None
         if trajectory.failure is None:
@@ -178,6 +177,17 @@ class Groups:
             self._buffer.complete(group)
         elif verdict == "hopeless":
             self._buffer.drop(group, reason)
+
+
+async def _ends_within(group: Group, seconds: float) -> bool:
+    """Wait; True as soon as the group is complete or given up."""
+    try:
+        async with asyncio.timeout(seconds):
+            while group.life.state == "open":
+                await group.over.wait()
+    except TimeoutError:
+        return group.life.state != "open"
+    return True
 
 
 def _aborted_as(trajectory: Trajectory) -> DropReason:

@@ -38,19 +38,21 @@ class Cursor:
 Split = Literal["train", "held_out"]
 
 
-def evaluation(spec: TaskSpec, split: Split, *, ordinal: int, episodes: int) -> list[tuple[TaskInstance, int]]:
+def evaluation(spec: TaskSpec, split: Split, *, ordinal: int, episodes: int | None) -> list[tuple[TaskInstance, int]]:
     """(instance, member) of each episode of a run's `ordinal`-th evaluation, over the instances of `split`.
 
-    Instances come up equally often (to within one); `member` tells the episodes of one instance apart.
+    Instances come up equally often (to within one), or once each where `episodes` is None; `member` tells the episodes of
+    one instance apart.
     """
     seeds = spec.held_out if split == "held_out" else spec.train
     return [
         (TaskInstance(task=spec.name, epoch=ordinal, index=i % n, seed=seeds[i % n], purpose="eval"), i // n)
         for n in [len(seeds)]
-        for i in range(episodes)
+        for i in range(n if episodes is None else episodes)
     ]
 
 
 def splits(spec: TaskSpec) -> tuple[Split, ...]:
     """What an evaluation of the task looks at."""
-    return ("train", "held_out") if spec.held_out else ("train",)
+    present: dict[Split, bool] = {"train": len(spec.train) > 0, "held_out": len(spec.held_out) > 0}
+    return tuple(split for split, some in present.items() if some)

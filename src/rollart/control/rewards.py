@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from rollart.control.waits import GRACE_S, WaitExpired, Waits
+from rollart.control.waits import WaitExpired, Waits
 from rollart.core.errors import failure
 from rollart.core.types import Failure, Trajectory
 from rollart.ports import Scorer
@@ -36,7 +36,9 @@ class Rewards:
             deadline = call_deadline(now, self._limit_s, work_until_s)
             try:
                 last = await self._waits.on(
-                    self._scorer.score(trajectory, deadline_s=deadline), what="scorers", deadline_s=deadline + GRACE_S
+                    self._scorer.score(trajectory, deadline_s=deadline),
+                    what="scorers",
+                    deadline_s=deadline + self._waits.grace_s,
                 )
             except WaitExpired as expired:
                 last = failure("scorer", "timeout", str(expired))

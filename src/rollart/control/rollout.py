@@ -15,7 +15,7 @@ from typing import TypeVar
 from rollart.control.fleet import Fleet, Key
 from rollart.control.rewards import Rewards, finite
 from rollart.control.signal import Signal
-from rollart.control.waits import GRACE_S, WaitExpired, Waits
+from rollart.control.waits import WaitExpired, Waits
 from rollart.core.errors import describe, failure
 from rollart.core.events import Recorder
 from rollart.core.lifecycle import ATTEMPT, Lifecycle
@@ -35,7 +35,7 @@ from rollart.core.types import (
     Version,
 )
 from rollart.ports import Env, Session
-from rollart.sched.timeouts import call_deadline
+from rollart.sched.timeouts import TEARDOWN_MAX_S, call_deadline
 
 T = TypeVar("T")
 
@@ -227,8 +227,12 @@ class _Running:
 
     async def _close(self, session: Session) -> None:
         """Teardown within the attempt's life; a host that does not answer has its session reaped with it."""
+        task = asyncio.current_task()
+        # at shutdown the whole run waits for this, so it gets no longer than a teardown needs
+        limit_s = TEARDOWN_MAX_S if task is not None and task.cancelling() else self.shared.limits.env_step_s
+        deadline = call_deadline(asyncio.get_running_loop().time(), limit_s, self.who.close_until_s)
         try:
-            await self.shared.waits.on(session.close(), what="environments to close", deadline_s=self.who.close_until_s)
+            await self.shared.waits.on(session.close(), what="environments to close", deadline_s=deadline)
         except WaitExpired:
             return
 
@@ -316,7 +320,7 @@ class _Running:
         """Await a call to an environment host; a host that answers nothing at all has lost the session."""
         started = asyncio.get_running_loop().time()
         try:
-            return await self.shared.waits.on(call, what=what, deadline_s=deadline_s + GRACE_S)
+            return await self.shared.waits.on(call, what=what, deadline_s=deadline_s + self.shared.waits.grace_s)
         except WaitExpired as expired:
             return failure("env", "lost", f"the host does not answer: {expired}")
         finally:

@@ -23,8 +23,9 @@ out of `run` as RunFailed with its cause; what was started is released, however 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rollart.config.schema import Retry, RunConfig
@@ -45,6 +46,11 @@ from rollart.ports import Engine, Env, Scorer, Trainer, World
 from rollart.sched.failure import Patience, Policy
 from rollart.sched.mixing import Mix
 from rollart.sched.staleness import Window
+from rollart.sched.timeouts import answer_grace
+
+WIND_DOWN_S = 10.0
+"""How long attempts that were told to stop may take to end when all is trained; then they are cancelled. A run must be
+gone soon after its last step, whatever an environment does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +75,20 @@ async def run(config: RunConfig, world: World) -> Result:
 
     Raises RunFailed when the run cannot go on; the failure that ended it stands in its last line.
     """
-    loop = asyncio.get_running_loop()
-    record = Recorder(world.sinks, loop.time)
+    return await _recorded(config, world, _Wired.train)
+
+
+async def evaluate(config: RunConfig, world: World, *, version: Version, mode: Mode) -> Result:
+    """Score every instance of the world's tasks once under the weights that its trainer publishes as `version`.
+
+    Raises RunFailed as `run` does.
+    """
+    return await _recorded(config, world, partial(_Wired.score, version=version, mode=mode))
+
+
+async def _recorded(config: RunConfig, world: World, job: Callable[[_Wired], Awaitable[Result]]) -> Result:
+    """Start what `job` needs, run it, release everything; the record says how it went."""
+    record = Recorder(world.sinks, asyncio.get_running_loop().time)
     schedule = config.schedule
     record(
         "run_started", recipe=config.name, steps=schedule.steps, batch=schedule.batch, group_size=schedule.group_size,
@@ -80,7 +98,7 @@ async def run(config: RunConfig, world: World) -> Result:
     leases: list[str] = []
     try:
         ports = await _start(config, world, leases)
-        result = await _supervised(config, world, record, ports)
+        result = await _supervised(config, world, record, ports, job)
     except (RollartError, asyncio.CancelledError) as error:
         status = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
         record("run_finished", status=status, why=str(error))
@@ -88,7 +106,7 @@ async def run(config: RunConfig, world: World) -> Result:
     finally:
         for lease in reversed(leases):
             await world.cluster.release(lease)
-    record("run_finished", status="done", why=f"all {result.steps} steps are trained")
+    record("run_finished", status="done", why=f"{result.steps} steps are trained")
     return result
 
 
@@ -136,12 +154,14 @@ async def _port(config: RunConfig, world: World, role: Role, leases: list[str]) 
 # --- loops ---------------------------------------------------------------------------------------------------------------
 
 
-async def _supervised(config: RunConfig, world: World, record: Recorder, ports: _Ports) -> Result:
+async def _supervised(
+    config: RunConfig, world: World, record: Recorder, ports: _Ports, job: Callable[[_Wired], Awaitable[Result]]
+) -> Result:
     """Run all loops in one task group; the first that fails ends the others and its error comes out."""
     try:
         async with asyncio.TaskGroup() as group:
             wired = _Wired(config, world, record, ports, group)
-            result = await wired.main()
+            result = await job(wired)
             await wired.wind_down()
         return result
     except BaseExceptionGroup as many:
@@ -171,7 +191,8 @@ class _Wired:
         tasks = {spec.name: spec for spec in world.tasks}
         sampling = {spec.name: _sampling(config, spec.stop_ids) for spec in world.tasks}
         self.config, self.world, self.record, self.ports, self._group = config, world, record, ports, group
-        self.waits = waits = Waits(record)
+        self._attempts: set[asyncio.Task[None]] = set()
+        self.waits = waits = Waits(record, grace_s=answer_grace(limits.trajectory_s))
         self.ledger = ledger = Ledger()
         self.fleet = fleet = Fleet(record, waits, ledger, seed=config.seed, spawn=group.create_task)
         self.mix = Mix(_shares(world), schedule.groups_per_batch)
@@ -184,10 +205,18 @@ class _Wired:
             max_staleness=schedule.max_staleness,
             redundant_groups=schedule.redundant_groups,
         )
-        self.buffer = Buffer(record, waits, ledger, window, stop=self.rollout.stop, oldest_live=fleet.oldest_live)
+        self.buffer = Buffer(
+            record,
+            waits,
+            ledger,
+            window,
+            stop=self.rollout.stop,
+            live_versions=fleet.live_versions,
+            mix_window=schedule.mix_window,
+        )
         self.groups = Groups(
             record, waits, ledger, self.buffer, self.rollout, self.mix, rules=_group_rules(config), sampling=sampling,
-            patience=Patience(config.failure.give_up_after), spawn=group.create_task, keep=world.keep,
+            patience=Patience(config.failure.give_up_after), spawn=self._spawn_attempt, keep=world.keep,
         )  # fmt: skip
         self.weights = Weights(
             record, waits, fleet, ports.trainer, world.store,
@@ -208,16 +237,12 @@ class _Wired:
         self._evaluating: asyncio.Task[None] | None = None
         self._daemons: list[asyncio.Task[None]] = []
 
-    async def main(self) -> Result:
+    async def train(self) -> Result:
         """Warm start, first weights, evaluation, training, evaluation."""
         self._daemon(self._watch(), "watch")
         if self.world.prepare is not None:
             await self.world.prepare(self.ports.trainer, self.record)
-        for engine in self.ports.engines:
-            self.fleet.add(engine)
-            self._daemon(self.weights.follow(engine), f"weights of {engine.info.id}")
-        await self.weights.publish(-1, 0)
-        await self.weights.sync()
+        await self._serve(0)
         await self._evaluate("before", 0, ("sampled",))
         producing = self._group.create_task(self.groups.produce(batches=self.config.schedule.steps), name="groups")
         version = await self.training.run(first_step=0, version=0)
@@ -227,7 +252,24 @@ class _Wired:
         self._drop_the_rest()
         await self.weights.sync()
         await self._evaluate("after", version, ("sampled", "greedy") if self.config.eval.greedy else ("sampled",))
+        if self.world.conclude is not None:
+            await self.world.conclude((await self.world.store.chain(None, version))[-1])
         return Result(steps=self.config.schedule.steps, version=version, evaluations=self.evaluations)
+
+    async def score(self, *, version: Version, mode: Mode) -> Result:
+        """One evaluation of given weights, and nothing else."""
+        self._daemon(self._watch(), "watch")
+        await self._serve(version)
+        scores = await self.evaluator.run("asked", version, episodes=None, modes=(mode,))
+        return Result(steps=0, version=version, evaluations={"asked": scores})
+
+    async def _serve(self, version: Version) -> None:
+        """Bring the trainer's present weights to all engines, as `version`."""
+        for engine in self.ports.engines:
+            self.fleet.add(engine)
+            self._daemon(self.weights.follow(engine), f"weights of {engine.info.id}")
+        await self.weights.publish(-1, version)
+        await self.weights.sync()
 
     async def _after(self, step: int, version: Version) -> None:
         """Between steps: an evaluation beside training, unless the last one still runs or the final one follows."""
@@ -270,18 +312,23 @@ class _Wired:
             else:
                 self.fleet.lost(change.subject, why)
 
+    def _spawn_attempt(self, member: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(member)
+        self._attempts.add(task)
+        task.add_done_callback(self._attempts.discard)
+
     def _daemon(self, loop: Coroutine[Any, Any, None], name: str) -> None:
         self._daemons.append(self._group.create_task(loop, name=name))
 
     async def wind_down(self) -> None:
-        """Let attempts that were told to stop come to their end, then end the loops that have none."""
-        deadline = asyncio.get_running_loop().time() + self.config.deadlines.env_step_s
+        """Let attempts that were told to stop come to their end, then end what does not end by itself."""
+        deadline = asyncio.get_running_loop().time() + WIND_DOWN_S
         try:
             await self.waits.on(self.rollout.quiet(), what="attempts to end", deadline_s=deadline)
         except WaitExpired as expired:
             self.record("advisory", code="attempts_left", text=str(expired))
         self.training.close_books()
-        for task in self._daemons:
+        for task in (*self._attempts, *self._daemons):
             task.cancel()
 
 

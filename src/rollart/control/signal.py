@@ -13,15 +13,18 @@ class Signal:
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)

@@ -38,21 +38,28 @@ class Wait:
 
 
 class Waits:
-    def __init__(self, record: Recorder) -> None:
+    def __init__(self, record: Recorder, *, grace_s: float = GRACE_S) -> None:
         self._record = record
+        self.grace_s = grace_s
+        """The same for what must fit into a trajectory's life."""
         self._ids = itertools.count()
         self._live: dict[int, Wait] = {}
 
     async def on(self, awaitable: Awaitable[T], *, what: str, deadline_s: float) -> T:
-        """Await within the absolute deadline; raises WaitExpired, after cancelling what was awaited."""
+        """Await within the absolute deadline; raises WaitExpired, after cancelling what was awaited.
+
+        A TimeoutError of the awaited thing's own comes out as it is.
+        """
         loop = asyncio.get_running_loop()
         since = loop.time()
         key = next(self._ids)
         self._live[key] = Wait(what, since)
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with asyncio.timeout_at(deadline_s) as limit:
                 return await awaitable
         except TimeoutError:
+            if not limit.expired():
+                raise
             waited = loop.time() - since
             self._record("wait_expired", what=what, waited_s=round(waited, 6))
             raise WaitExpired(what, waited) from None

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from rollart.control.fleet import Fleet
 from rollart.control.signal import Signal
 from rollart.control.waits import GRACE_S, WaitExpired, Waits
-from rollart.core.errors import failure
+from rollart.core.errors import RunFailed, StoreError, failure
 from rollart.core.events import Recorder
 from rollart.core.types import Failure, Manifest, Version
 from rollart.ports import Engine, Trainer, WeightStore
@@ -23,7 +23,8 @@ from rollart.ports import Engine, Trainer, WeightStore
 T = TypeVar("T")
 
 TRIES = 3
-"""Fetches and applies of one version that may fail before the engine counts as lost."""
+"""Fetches and applies of one version that may fail before the engine counts as lost. One that serves other weights than
+were published is lost at once."""
 VERSIONS_KEPT = 2
 """Published versions that stay fetchable: a slow engine finishes one while the next is offered."""
 
@@ -38,18 +39,31 @@ class VersionBook:
         self._manifests[manifest.version] = manifest
 
     async def chain(self, have: Version | None, want: Version) -> tuple[Manifest, ...]:
-        """Deltas from `have` to `want`, oldest first, or from the nearest snapshot below."""
+        """Deltas from `have` to `want`, oldest first, or from the nearest snapshot below.
+
+        Raises StoreError when a version on the way is not kept (any more).
+        """
         chain: list[Manifest] = []
         version: Version | None = want
         while version is not None and version != have:
-            manifest = self._manifests[version]
+            manifest = self._manifests.get(version)
+            if manifest is None:
+                kept = ", ".join(map(str, sorted(self._manifests)))
+                raise StoreError(
+                    f"version {version} is not in the store, which keeps [{kept}]; fetch the newest of them"
+                )
             chain.append(manifest)
             version = manifest.base
         return tuple(reversed(chain))
 
     async def retire(self, below: Version) -> None:
-        for version in [version for version in self._manifests if version < below]:
-            del self._manifests[version]
+        """Forget versions below `below`, but for what a kept delta is based on."""
+        needed: set[Version | None] = set()
+        for version in sorted(self._manifests, reverse=True):
+            if version >= below or version in needed:
+                needed.add(self._manifests[version].base)
+            else:
+                del self._manifests[version]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +94,16 @@ class Weights:
         """Offer the trainer's weights as `version`; under `early` engines apply it as soon as they hold it."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        manifest = await self._waits.on(
-            self._trainer.publish(version), what="the trainer to publish", deadline_s=started + self._rules.weights_s
-        )
+        try:
+            manifest = await self._waits.on(
+                self._trainer.publish(version),
+                what="the trainer to publish",
+                deadline_s=started + self._rules.weights_s,
+            )
+        except WaitExpired as expired:
+            raise RunFailed("the trainer does not publish", failure("trainer", "timeout", str(expired))) from expired
         await self._store.offer(manifest)
-        await self._store.retire(version - VERSIONS_KEPT + 1)
+        await self._store.retire(min([version - VERSIONS_KEPT + 1, *self._pins]))
         self.published = version
         if self._rules.order == "early":
             self._allowed = version
@@ -103,8 +122,12 @@ class Weights:
     async def everywhere(self, version: Version) -> None:
         """Wait until every engine serves `version` or a newer one."""
         deadline = asyncio.get_running_loop().time() + self._rules.weights_s + self._rules.pinned_s
-        while not all(self._serves(name, version) for name in self._fleet.engines):
-            await self._waits.on(self._fleet.changed.wait(), what="engines to apply weights", deadline_s=deadline)
+        while late := [name for name in self._fleet.engines if not self._serves(name, version)]:
+            try:
+                await self._waits.on(self._fleet.changed.wait(), what="engines to apply weights", deadline_s=deadline)
+            except WaitExpired as expired:
+                why = failure("engine", "timeout", f"{expired}: {', '.join(late)}")
+                raise RunFailed(f"version {version} is not served everywhere", why) from expired
 
     def _serves(self, engine: str, version: Version) -> bool:
         served = self._fleet.router.version(engine)
@@ -123,15 +146,24 @@ class Weights:
     # --- the engines' side -------------------------------------------------------------------------------------------
 
     async def follow(self, engine: Engine) -> None:
-        """Bring every published version to one engine, in its own time, until the engine is lost."""
-        name, have, held = engine.info.id, engine.info.version, engine.info.version
+        """Bring published versions to one engine, in its own time, until the engine is lost.
+
+        Versions that were overtaken on their way are skipped, but not one that an evaluation is pinned to.
+        """
+        name, have = engine.info.id, engine.info.version
+        held: Manifest | None = None
         while name in self._fleet.engines:
-            if held < self.published:
-                held = await self._fetch(engine, have, self.published)
-            elif have < held <= self._allowed and not self._pinned(have):
+            holds = have if held is None else held.version
+            may_apply = have < holds <= self._allowed and not self._pinned(have)
+            if held is not None and may_apply and (holds == self.published or self._pinned(holds)):
                 have = await self._apply(engine, have, held)
+            elif holds < self.published:
+                held = await self._fetch(engine, have, self._next(holds)) or held
             else:
                 await self._wait(have)
+
+    def _next(self, holds: Version) -> Version:
+        return min((pin for pin in self._pins if pin > holds and self._pinned(pin)), default=self.published)
 
     def _pinned(self, version: Version) -> bool:
         return self._pins.get(version, 0.0) > asyncio.get_running_loop().time()
@@ -145,34 +177,35 @@ class Weights:
         except TimeoutError:
             return
 
-    async def _fetch(self, engine: Engine, have: Version, want: Version) -> Version:
-        """Prefetch `want`; returns what the engine then holds."""
+    async def _fetch(self, engine: Engine, have: Version, want: Version) -> Manifest | None:
+        """Prefetch `want`; returns its manifest, or None when the engine does not hold it."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         outcome: Failure | None = None
         for _ in range(TRIES):
             outcome = None
-            for manifest in await self._store.chain(have if have >= 0 else None, want):
+            chain = await self._store.chain(have if have >= 0 else None, want)
+            for manifest in chain:
                 outcome = outcome or await self._bounded(engine.prefetch(manifest), "engines to fetch weights")
             if outcome is None:
                 seconds = round(loop.time() - started, 6)
                 self._record("prefetched", engine=engine.info.id, version=want, seconds=seconds)
-                return want
-            if want < self.published:  # retired under the engine's hands: go for the newer one
-                return have
+                return chain[-1]
+            if want < self.published and not self._pinned(want):  # perhaps retired meanwhile: go for the newer one
+                return None
         assert outcome is not None
         self._fleet.lost(engine.info.id, outcome)
-        return have
+        return None
 
-    async def _apply(self, engine: Engine, have: Version, want: Version) -> Version:
+    async def _apply(self, engine: Engine, have: Version, manifest: Manifest) -> Version:
+        """Serve the held version; returns what the engine then serves."""
         loop = asyncio.get_running_loop()
-        name = engine.info.id
+        name, want = engine.info.id, manifest.version
         why = failure("engine", "raised", "no apply was tried")
         for _ in range(TRIES):
             started = loop.time()
-            (manifest,) = (await self._store.chain(None, want))[-1:]
             applied = await self._bounded(
-                engine.apply(want, kept="rebuild", pinned_deadline_s=started + self._rules.pinned_s),
+                engine.apply(want, kept="rebuild", pinned_deadline_s=self._pins.get(have, started)),
                 "engines to apply weights",
                 extra_s=self._rules.pinned_s,
             )
@@ -188,11 +221,12 @@ class Weights:
             if matches:
                 self._fleet.applied(name, want)
                 return want
+            # no second try: it samples with these weights already, and what it samples must not be trained
             why = failure(
                 "engine", "raised", f"{name} serves {applied.fingerprint.digest[:12]}.. as version {want}, the trainer "
                 f"published {manifest.fingerprint.digest[:12]}..", retryable=False,
             )  # fmt: skip
-            await self._bounded(engine.prefetch(manifest), "engines to fetch weights")
+            break
         self._fleet.lost(name, why)
         return have
 

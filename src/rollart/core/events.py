@@ -61,6 +61,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "env_stepped": ("traj", "attempt", "turn", "seconds", "bad_action"),
     "scored": ("traj", "attempt", "seconds", "reward"),
+    # seconds: open, generate, step, score, total; spans: how many version spans
     "traj_finished": (
         "traj",
         "attempt",

@@ -54,11 +54,19 @@ def decide(failure: Failure, *, attempt: int, policy: Policy, left_s: float) -> 
 
     A retry that could not start within the life, or a failure that would only happen again, goes to `policy.then`.
     """
-    wait_s = min(policy.backoff_max_s, policy.backoff_s * policy.backoff_factor**attempt)
+    wait_s = _backoff_s(attempt, policy)
     if failure.retryable and attempt < policy.max_retries and wait_s < left_s:
         return Retry(wait_s)
     last_resort: dict[Then, Decision] = {"replace": ReplaceGroup(), "drop": DropMember(), "fail": EndRun()}
     return last_resort[policy.then]
+
+
+def _backoff_s(attempt: int, policy: Policy) -> float:
+    """Exponential, capped; a power beyond all floats is beyond the cap too."""
+    try:
+        return min(policy.backoff_max_s, policy.backoff_s * policy.backoff_factor**attempt)
+    except OverflowError:
+        return policy.backoff_max_s if policy.backoff_s else 0.0
 
 
 def drop_reason(failure: Failure) -> DropReason:

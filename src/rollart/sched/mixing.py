@@ -1,8 +1,10 @@
 """Task mixing: every task keeps its share of what is *trained*, over a window of steps, whatever fails or is slow.
 
-One deterministic sequence of tasks (stride scheduling: the task furthest behind its share is next) gives both the quota of
-each batch and the next group to open, so the two can never disagree. Invariant: after n groups of the sequence, every
-task's count is within one group of its share for two tasks, and within (tasks - 1) in general.
+One deterministic sequence of tasks (stride scheduling: the task furthest behind its share is next) gives the quota of each
+batch; the next group to open is always of a task that the earliest unfilled batch still lacks. Invariants: after n groups
+of the sequence, every task's count is within one group of its share for two tasks, and within (tasks - 1) in general; a
+window that is full holds exactly the quotas of the coming batches, whatever was dropped and opened again in between, so a
+full window can never lack a task that a batch waits for.
 """
 
 from __future__ import annotations
@@ -25,22 +27,35 @@ class Mix:
     shares: Mapping[str, float]
     groups_per_batch: int
     _quotas: list[dict[str, int]] = field(default_factory=list)
-    _counts: dict[str, int] = field(default_factory=dict)
+    _totals: list[dict[str, int]] = field(default_factory=list)
+    """Sum of the quotas up to and with each batch."""
 
     def quota(self, batch: int) -> Mapping[str, int]:
         """Groups that each task has in the `batch`-th batch (0-based); sums to `groups_per_batch`."""
         while len(self._quotas) <= batch:
-            quota = dict.fromkeys(self.shares, 0)
+            before = self._totals[-1] if self._totals else dict.fromkeys(self.shares, 0)
+            total = dict(before)
             for _ in range(self.groups_per_batch):
-                task = next_task(self.shares, self._counts)
-                self._counts[task] = self._counts.get(task, 0) + 1
-                quota[task] += 1
-            self._quotas.append(quota)
+                total[next_task(self.shares, total)] += 1
+            self._totals.append(total)
+            self._quotas.append({task: total[task] - before[task] for task in self.shares})
         return self._quotas[batch]
 
     def next(self, trained_or_outstanding: Mapping[str, int]) -> str:
         """The task of the next group to open, given groups per task that were trained or may still be.
 
-        A dropped group leaves the count, so its task is next again and no task loses its share to failures.
+        A dropped group leaves the count, so the batch that it was meant for lacks its task again and gets it first. Within
+        a batch tasks fill up evenly. O(batches in the window x tasks).
         """
-        return next_task(self.shares, trained_or_outstanding)
+        counts = trained_or_outstanding
+        batch = sum(counts.get(task, 0) for task in self.shares) // self.groups_per_batch
+        while batch > 0 and self._lacks(batch - 1, counts):
+            batch -= 1
+        lacking, quota = self._lacks(batch, counts), self.quota(batch)
+        return max(lacking, key=lambda task: lacking[task] / quota[task])
+
+    def _lacks(self, batch: int, counts: Mapping[str, int]) -> dict[str, int]:
+        """Groups of each task that the batches up to `batch` still want."""
+        self.quota(batch)
+        wanted = {task: total - counts.get(task, 0) for task, total in self._totals[batch].items()}
+        return {task: n for task, n in wanted.items() if n > 0}

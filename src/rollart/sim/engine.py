@@ -1,19 +1,21 @@
 """A simulated engine: turns take time by a rate, weights take time to apply, and every token has a version.
 
-One event per turn or per rate change, never per token. Invariant: at every instant its book equals what it has answered
-plus what live requests have so far, as for a real engine.
+One event per turn or per rate change, never per token. Invariants: at every instant its book equals what it has answered
+plus what requests in it have so far, as for a real engine; no token is sampled while weights change, and none under a
+version that its request does not allow.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart.control.exchange import Exchange
 from rollart.control.signal import Signal
-from rollart.core.errors import failure
+from rollart.core.errors import InvariantBroken, failure
 from rollart.core.types import (
     Applied,
     Degrees,
@@ -34,10 +36,15 @@ from rollart.core.types import (
     Version,
 )
 
+Command = Literal["generate", "prefetch", "apply"]
+Mishap = Literal["dead", "deaf", "twice"]
+"""dead: never answered; deaf: a request that no abort reaches; twice: a request that is sampled and answered two times."""
+_NEVER = float("inf")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
-    """Rates of one engine, in seconds."""
+    """Rates of one engine, in seconds, and how it misbehaves."""
 
     token_s: float = 0.0
     """One sampled token of one request."""
@@ -46,21 +53,40 @@ class EngineModel:
     apply_s: float = 0.0
     length: Callable[[TurnRequest], int] = field(default=lambda request: request.max_tokens)
     """Tokens that a turn would sample if nothing stopped it; less than max_tokens ends in `stop`."""
+    fault: Callable[[str, Command, int], Failure | Mishap | None] = field(default=lambda engine, call, nth: None)
+    """(engine id, command, how many of that command it had before) -> what goes wrong with this one."""
+    flipped: Callable[[str, int], bool] = field(default=lambda engine, nth: False)
+    """(engine id, applies before) -> this apply leaves a wrong bit in the weights that are served."""
+    rebuilds: bool = True
+    """False: an apply aborts live requests whatever is asked, as engines do that cannot rebuild a cache."""
 
 
 @dataclass(slots=True)
 class _Running:
     request: TurnRequest
     wanted: int
-    since_s: float
-    """When the present version began to sample for it."""
+    since_s: float = _NEVER
+    """When the present version began to sample for it; never while it is held for a version or weights change."""
+    mishap: Mishap | None = None
+    started: bool = False
     timer: asyncio.TimerHandle | None = None
     spans: list[Span] = field(default_factory=list)
+    prefilled: int = 0
     rebuilt: int = 0
 
     @property
     def settled(self) -> int:
         return sum(span.n_tokens for span in self.spans)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.request.id.traj, self.request.id.attempt)
+
+    def add(self, version: Version, n_tokens: int) -> None:
+        if n_tokens and self.spans and self.spans[-1].version == version:
+            self.spans[-1] = Span(version=version, n_tokens=self.spans[-1].n_tokens + n_tokens)
+        elif n_tokens:
+            self.spans.append(Span(version=version, n_tokens=n_tokens))
 
 
 class SimEngine:
@@ -73,70 +99,98 @@ class SimEngine:
         self._running: dict[RequestId, _Running] = {}
         self._sampled: dict[Purpose, int] = {}
         self._cached: dict[tuple[str, int], int] = {}
+        """Attempt -> tokens of its context in the cache."""
+        self._invalid: dict[tuple[str, int], int] = {}
+        """The same of the version before: to be computed again when next decoded."""
         self._rebuilt = 0
         self._duplicates = 0
+        self._calls: Counter[Command] = Counter()
+        self._applying = False
         self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
         self._ended = Signal()
         self.lost: Failure | None = None
 
+    async def _fault(self, command: Command) -> Failure | Mishap | None:
+        nth = self._calls[command]
+        self._calls[command] += 1
+        fault = self._model.fault(self.info.id, command, nth)
+        if fault == "dead":
+            await asyncio.Event().wait()
+            raise InvariantBroken(f"a dead {command} of {self.info.id} was answered")
+        return self.lost if fault is None else fault
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def generate(self, request: TurnRequest) -> Generation:
-        if self.lost is not None:
-            return _failed(self.lost)
+        fault = await self._fault("generate")
+        if isinstance(fault, Failure):
+            return _failed(fault)
         if request.pin is not None and request.pin < self._version:
-            why = f"{self.info.id} serves {self._version}, the request is pinned to {request.pin}"
-            return _failed(failure("engine", "refused", why))
-        now = asyncio.get_running_loop().time()
-        prefill_s = self._prefill(request) * self._model.prefill_token_s
-        running = _Running(request, min(self._model.length(request), request.max_tokens), now + prefill_s)
+            return _failed(_past(self.info.id, request, self._version))
+        running = _Running(request, min(self._model.length(request), request.max_tokens), mishap=fault)
         self._running[request.id] = running
-        self._schedule(running)
+        self._sample(running)
         return await self._exchange.ask(request.id)
 
-    def _prefill(self, request: TurnRequest) -> int:
-        """Tokens of the context that are not cached."""
-        key = (request.id.traj, request.id.attempt)
-        n, cached = request.context.n_tokens, self._cached.get(key, 0)
-        self._cached[key] = n
-        return n - cached
-
-    def _schedule(self, running: _Running) -> None:
-        loop = asyncio.get_running_loop()
-        left = (running.wanted - running.settled) * self._model.token_s
-        when = max(running.since_s, loop.time()) + left
-        running.timer = loop.call_at(when, self._finish, running.request.id, "stop")
+    def _sample(self, running: _Running) -> None:
+        """Begin or go on to sample, if the version allows it and no weights change just now."""
+        request, loop = running.request, asyncio.get_running_loop()
+        allowed = self._version >= request.min_version and request.pin in (None, self._version)
+        if self.lost is not None or self._applying or not allowed or running.since_s < _NEVER:
+            return
+        known, rebuilt = self._cached.get(running.key, 0), 0
+        n = request.context.n_tokens + running.settled
+        if not known:
+            known = rebuilt = min(n, self._invalid.pop(running.key, 0))
+        self._cached[running.key] = n
+        running.prefilled += n - known
+        running.rebuilt += rebuilt
+        running.started = True
+        running.since_s = loop.time() + (n - known + rebuilt) * self._model.prefill_token_s
+        when = running.since_s + (running.wanted - running.settled) * self._model.token_s
+        running.timer = loop.call_at(when, self._finish, request.id, "stop")
 
     def _sampled_since(self, running: _Running) -> int:
         """Tokens under the present version so far."""
-        left = running.wanted - running.settled
-        if self._model.token_s == 0:
-            return 0  # all of them come in the instant in which the turn ends
         elapsed = asyncio.get_running_loop().time() - running.since_s
-        return max(0, min(left, int(elapsed / self._model.token_s + 1e-9)))
+        if self._model.token_s == 0 or elapsed <= 0:
+            return 0  # without a rate all of them come in the instant in which the turn ends
+        return min(running.wanted - running.settled, int(elapsed / self._model.token_s + 1e-9))
+
+    def _stand_still(self, running: _Running) -> None:
+        """Sample nothing more for it for now; what it has keeps its version."""
+        running.add(self._version, self._sampled_since(running))
+        if running.timer is not None:
+            running.timer.cancel()
+        if running.started:
+            self._cached[running.key] = running.request.context.n_tokens + running.settled
+        running.since_s = _NEVER
 
     def _finish(self, rid: RequestId, finish: Finish) -> None:
         running = self._running.pop(rid)
-        if running.timer is not None:
-            running.timer.cancel()
-        new = running.wanted - running.settled if finish == "stop" else self._sampled_since(running)
-        if new:
-            running.spans.append(Span(version=self._version, n_tokens=new))
+        self._stand_still(running)
+        if finish == "stop":  # all that is wanted is there, whatever rounding says of the last token
+            running.add(self._version, running.wanted - running.settled)
+            self._cached[running.key] = running.request.context.n_tokens + running.settled
         n = running.settled
         purpose = running.request.purpose
-        self._sampled[purpose] = self._sampled.get(purpose, 0) + n
+        times = 2 if running.mishap == "twice" else 1
+        self._sampled[purpose] = self._sampled.get(purpose, 0) + times * n
         if finish == "stop" and n >= running.request.max_tokens:
             finish = "length"
-        tokens = Tokens(n_tokens=n, spans=tuple(running.spans))
         self._rebuilt += running.rebuilt
-        answer = Generation(tokens=tokens, finish=finish, rebuilt_tokens=running.rebuilt)
-        self._exchange.answer([(rid, answer)])
+        answer = Generation(
+            tokens=Tokens(n_tokens=n, spans=tuple(running.spans)), finish=finish,
+            prefilled_tokens=running.prefilled, rebuilt_tokens=running.rebuilt,
+        )  # fmt: skip
+        self._exchange.answer([(rid, answer)] * times)
         self._ended.notify()
 
     async def abort(self, requests: Sequence[RequestId]) -> None:
-        for rid in requests:
-            if rid in self._running:
-                self._finish(rid, "aborted")
+        if self.lost is None:
+            for rid in requests:
+                if rid in self._running and self._running[rid].mishap != "deaf":
+                    self._finish(rid, "aborted")
 
     def _orphan(self, rid: RequestId, answer: Generation) -> None:
         self._duplicates += answer.tokens.n_tokens
@@ -145,53 +199,64 @@ class SimEngine:
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:
         await asyncio.sleep(self._model.prefetch_s)
-        if self.lost is not None:
-            return self.lost
+        fault = await self._fault("prefetch")
+        if isinstance(fault, Failure):
+            return fault
         self._held[manifest.version] = manifest
         return None
 
     async def apply(
         self, version: Version, *, kept: Literal["rebuild", "abort"], pinned_deadline_s: float
     ) -> Applied | Failure:
-        loop = asyncio.get_running_loop()
+        nth = self._calls["apply"]
+        fault = await self._fault("apply")
+        if isinstance(fault, Failure):
+            return fault
         if version not in self._held:
             return failure("engine", "refused", f"version {version} was not prefetched")
-        while (pinned := self._pinned()) and loop.time() < pinned_deadline_s:
-            try:
-                async with asyncio.timeout_at(pinned_deadline_s):
-                    await self._ended.wait()
-            except TimeoutError:
-                break
-        await self.abort(pinned)
-        live = list(self._running.values())
-        for running in live:
-            new = self._sampled_since(running)
-            if new:
-                running.spans.append(Span(version=self._version, n_tokens=new))
-            if running.timer is not None:
-                running.timer.cancel()
-            running.since_s = float("inf")  # nothing is sampled while the weights change
-        await asyncio.sleep(self._model.apply_s)
-        if self.lost is not None:
-            return self.lost
-        self._version = version
-        self._held = {v: m for v, m in self._held.items() if v > version}
-        self._cached.clear()
-        for running in live:
-            if running.request.id not in self._running:
-                continue
-            if kept == "abort":
-                self._finish(running.request.id, "aborted")
-                continue
-            rebuild = running.request.context.n_tokens + running.settled
-            running.rebuilt += rebuild
-            running.since_s = loop.time() + rebuild * self._model.prefill_token_s
-            self._schedule(running)
+        await self._wait_for_pinned(pinned_deadline_s)
+        live = [running for running in self._running.values() if running.started]
+        self._applying = True
+        try:
+            for running in live:
+                self._stand_still(running)
+            await asyncio.sleep(self._model.apply_s)
+            if self.lost is not None:
+                return self.lost
+            self._serve(version, kept if self._model.rebuilds else "abort")
+        finally:
+            self._applying = False
+            for running in self._running.values():
+                self._sample(running)
+        wrong = "-flipped" if self._model.flipped(self.info.id, nth) else ""
         exposed_s = self._model.apply_s if live else 0.0
-        return Applied(fingerprint=_fingerprint(self._digest(version)), exposed_s=exposed_s, live_requests=len(live))
+        fingerprint = Fingerprint(digest=self._digest(version) + wrong)
+        return Applied(fingerprint=fingerprint, exposed_s=exposed_s, live_requests=len(live))
+
+    async def _wait_for_pinned(self, deadline_s: float) -> None:
+        """Let requests pinned to the served version end; at the deadline abort what is left of them."""
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                while self._pinned():
+                    await self._ended.wait()
+        except TimeoutError:
+            await self.abort(self._pinned())
 
     def _pinned(self) -> list[RequestId]:
-        return [rid for rid, running in self._running.items() if running.request.pin is not None]
+        return [rid for rid, running in self._running.items() if running.request.pin == self._version]
+
+    def _serve(self, version: Version, kept: Literal["rebuild", "abort"]) -> None:
+        """Requests may have come and ended since the apply began; what is here now meets the new version."""
+        if kept == "abort":
+            for rid in [rid for rid, running in self._running.items() if running.started]:
+                self._finish(rid, "aborted")
+        self._version = version
+        self._held = {held: manifest for held, manifest in self._held.items() if held > version}
+        self._invalid, self._cached = self._cached, {}
+        past = [r.request for r in self._running.values() if r.request.pin is not None and r.request.pin < version]
+        for request in past:
+            del self._running[request.id]
+            self._exchange.answer([(request.id, _failed(_past(self.info.id, request, version)))])
 
     # --- the rest of the port ------------------------------------------------------------------------------------------
 
@@ -202,8 +267,8 @@ class SimEngine:
             purpose = self._running[rid].request.purpose
             sampled[purpose] = sampled.get(purpose, 0) + progress.n_tokens
         for rid, answer in self._exchange.pending.items():
-            spans = answer.tokens.spans
-            live[rid] = Live(n_tokens=answer.tokens.n_tokens, oldest_version=spans[0].version if spans else None)
+            if answer.tokens.spans:
+                live[rid] = Live(n_tokens=answer.tokens.n_tokens, oldest_version=answer.tokens.spans[0].version)
         return EngineBook(sampled=sampled, live=live, rebuilt_tokens=self._rebuilt, duplicates=self._duplicates)
 
     def _progress(self, running: _Running) -> Live:
@@ -212,12 +277,10 @@ class SimEngine:
         return Live(n_tokens=running.settled + new, oldest_version=first)
 
     def lose(self, why: Failure) -> None:
-        """The process is gone: nothing more is sampled, every asker is told."""
+        """The process is gone: nothing more is sampled, every asker is told, the book stays as it was last reported."""
         self.lost = why
-        for rid in list(self._running):
-            running = self._running.pop(rid)
-            if running.timer is not None:
-                running.timer.cancel()
+        for running in self._running.values():
+            self._stand_still(running)
         self._exchange.answer([(rid, _failed(why)) for rid in self._exchange.waiting])
 
     async def limit(self, limits: Limits) -> None:
@@ -234,5 +297,5 @@ def _failed(why: Failure) -> Generation:
     return Generation(tokens=Tokens(n_tokens=0), finish="failed", failure=why)
 
 
-def _fingerprint(digest: str) -> Fingerprint:
-    return Fingerprint(digest=digest)
+def _past(engine: str, request: TurnRequest, version: Version) -> Failure:
+    return failure("engine", "refused", f"{engine} serves {version}, the request is pinned to {request.pin}")

@@ -34,6 +34,7 @@ class SimEnv:
         self._model = model
         self.host = host
         self.open_sessions = 0
+        self.lost: Failure | None = None
 
     async def open(
         self, instance: TaskInstance, *, traj: TrajId, attempt: int, deadline_s: float
@@ -55,19 +56,23 @@ class SimSession:
         self._attempt = attempt
         self._turn = 0
         self._closed = False
+        self._dead: Failure | None = None
 
     async def call(self, name: Call, deadline_s: float) -> Failure | None:
-        """Spend the call's latency, or fail as the model says."""
+        """Spend the call's latency, or fail as the model says; a call that passed its deadline was the last."""
         loop = asyncio.get_running_loop()
+        if self._dead is not None and name != "close":
+            return self._dead
         fault = self._model.fault(self._traj, self._attempt, name, self._turn)
         if fault == "dead":
             await loop.create_future()
         latency = self._model.latency_s(self._traj, self._attempt, name, self._turn)
         if fault == "hang" or loop.time() + latency > deadline_s:
             await asyncio.sleep(deadline_s - loop.time())
-            return failure("env", "timeout", f"{name} of {self._traj} passed its deadline")
+            self._dead = failure("env", "timeout", f"{name} of {self._traj} passed its deadline")
+            return self._dead
         await asyncio.sleep(latency)
-        return fault if isinstance(fault, Failure) else None
+        return fault if isinstance(fault, Failure) else self._env.lost
 
     async def reset(self, *, deadline_s: float) -> Observation | Failure:
         why = await self.call("reset", deadline_s)
@@ -108,5 +113,9 @@ class SimScorer:
         self._model = model
 
     async def score(self, trajectory: Trajectory, *, deadline_s: float) -> float | Failure:
+        loop = asyncio.get_running_loop()
+        if loop.time() + self._model.latency_s > deadline_s:
+            await asyncio.sleep(deadline_s - loop.time())
+            return failure("scorer", "timeout", f"scoring {trajectory.id} passed its deadline")
         await asyncio.sleep(self._model.latency_s)
         return self._model.score(trajectory)

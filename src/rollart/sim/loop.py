@@ -1,15 +1,16 @@
 """An asyncio event loop on virtual time: sleeping costs nothing, and the same program gives the same interleaving.
 
-Invariants: time moves only when nothing is ready; equal deadlines wake in the order in which they were set; nothing from
-outside the loop (thread, executor, socket) can reach it. When nothing is scheduled and nobody can wake, it raises
-`DeadlockError` with the names of the waiting tasks instead of waiting for ever.
+Invariants: time moves only when nothing is ready; equal deadlines wake in the order in which they were set; no order depends
+on an address in memory; nothing from outside the loop (thread, executor, socket, process) can reach it. When nothing is
+scheduled and nobody can wake, it raises `DeadlockError` with the names of the waiting tasks instead of waiting for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
@@ -26,11 +27,31 @@ class _Timer(asyncio.TimerHandle):
 
     __slots__ = ("seq",)
     seq: int
+    _scheduled: bool
+    """In the heap and wanted: neither due nor cancelled yet."""
 
     def __lt__(self, other: object) -> bool:
         if not isinstance(other, _Timer):
             return NotImplemented
         return (self.when(), self.seq) < (other.when(), other.seq)
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose hash is its number. Sets of tasks (a task group keeps one, and cancels it) are walked in the order of
+    hashes; by default those are addresses, which differ from run to run."""
+
+    __slots__ = ("seq",)
+
+    def __init__(self, coro: Any, *, loop: VirtualLoop, name: str | None = None, **options: Any) -> None:
+        self.seq = loop.tasks_made = loop.tasks_made + 1
+        super().__init__(coro, loop=loop, name=name or f"Task-{self.seq}", **options)
+
+    def __hash__(self) -> int:
+        return self.seq
+
+
+def _numbered(loop: Any, coro: Any, **options: Any) -> _Task:
+    return _Task(coro, loop=loop, **options)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -40,12 +61,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _ready: Any
     _scheduled: list[_Timer]
     _stopping: bool
+    _asyncgens: Any
+    _check_closed: Callable[[], None]
 
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
         self._timers = 0
         self._cancelled = 0
+        self.tasks_made = 0
+        self.set_task_factory(_numbered)
 
     def time(self) -> float:
         return self._now_s
@@ -53,11 +78,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        self._check_closed()
+        if math.isnan(when):
+            raise ValueError("a timer cannot be set for NaN seconds: it would never be due nor let others be")
         timer = _Timer(when, callback, args, self, context)
         timer.seq = self._timers
         self._timers += 1
         heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer._scheduled = True
         return timer
 
     def call_later(  # type: ignore[override]
@@ -65,10 +93,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+    def _timer_handle_cancelled(self, handle: _Timer) -> None:  # called before the handle is marked as cancelled
+        if not handle._scheduled:  # already due: asyncio.sleep cancels its timer after every sleep
+            return
+        handle._scheduled = False
         self._cancelled += 1
         if self._cancelled > CANCELLED_TIMERS_KEPT and self._cancelled * 2 > len(self._scheduled):
-            self._scheduled = [timer for timer in self._scheduled if not timer.cancelled()]
+            self._scheduled = [timer for timer in self._scheduled if timer._scheduled]
             heapq.heapify(self._scheduled)
             self._cancelled = 0
 
@@ -87,14 +118,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while scheduled and scheduled[0].cancelled():
             heapq.heappop(scheduled)
             self._cancelled -= 1
-        if not scheduled:
-            raise DeadlockError([_waiting(task) for task in sorted(asyncio.all_tasks(self), key=asyncio.Task.get_name)])
+        if not scheduled or scheduled[0].when() == float("inf"):
+            raise DeadlockError([_waiting(task) for task in _living(self)])
         self._now_s = max(self._now_s, scheduled[0].when())
         while scheduled and scheduled[0].when() <= self._now_s:
             timer = heapq.heappop(scheduled)
             if timer.cancelled():
                 self._cancelled -= 1
             else:
+                timer._scheduled = False
                 self._ready.append(timer)
 
     def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
@@ -103,14 +135,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(self, *args: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("virtual time has no executor: do the work in the loop, or give it to a port")
 
-    def _make_socket_transport(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError("virtual time has no sockets")
+    def _no_outside(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("virtual time has no sockets and no processes: reach the outside through a port")
+
+    # what BaseEventLoop would do on real sockets and pipes; everything else of that kind it leaves to its subclasses
+    create_connection = _no_outside
+    create_server = _no_outside
+    create_datagram_endpoint = _no_outside
+    connect_accepted_socket = _no_outside
+    subprocess_exec = _no_outside
+    subprocess_shell = _no_outside
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        """Close a generator that was left half-way; asyncio's own hook comes from a thread for all it knows."""
+        self._asyncgens.discard(agen)
+        if not self.is_closed():
+            self.call_soon(self.create_task, agen.aclose())
 
     def _process_events(self, event_list: Any) -> None:
         """Nothing comes from outside."""
 
     def _write_to_self(self) -> None:
         """Nobody sleeps in a selector."""
+
+
+def _living(loop: VirtualLoop) -> list[asyncio.Task[Any]]:
+    """The tasks of a loop that have not ended, in the order in which they were made."""
+    return sorted(asyncio.all_tasks(loop), key=hash)
 
 
 def _waiting(task: asyncio.Task[Any]) -> str:
@@ -122,16 +173,27 @@ def _waiting(task: asyncio.Task[Any]) -> str:
 def run(main: Coroutine[Any, Any, T], *, loop: VirtualLoop | None = None) -> T:
     """Run `main` on virtual time to its end, cancel what it left behind, and return its result.
 
-    Raises DeadlockError when nobody can wake, and RuntimeError when tasks refuse to end on cancellation.
+    Raises DeadlockError when nobody can wake, also when a task that was left behind does not end on its cancellation. What
+    such tasks raise goes to the loop's exception handler, as with `asyncio.run`.
     """
     loop = loop or VirtualLoop()
     try:
         return loop.run_until_complete(main)
     finally:
-        left = [task for task in asyncio.all_tasks(loop) if not task.done()]
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        try:
+            _cancel_all(_living(loop), loop)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+
+def _cancel_all(tasks: list[asyncio.Task[Any]], loop: VirtualLoop) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    for task in tasks:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            message = f"{task.get_name()} was left behind and failed when it was cancelled"
+            loop.call_exception_handler({"message": message, "exception": error, "task": task})

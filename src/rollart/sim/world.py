@@ -135,14 +135,22 @@ class SimCluster:
         while True:
             yield await self._changes.get()
 
-    def lose_engine(self, index: int, detail: str = "process died") -> None:
+    def lose_engine(self, index: int, detail: str = "process died", *, told_after_s: float = 0.0) -> None:
+        """Its requests fail now; that it is lost is said some time later."""
         engine = self.engines[index]
         why = failure("engine", "lost", f"{engine.info.id}: {detail}")
-        self._changes.put_nowait(Change(kind="lost", subject=engine.info.id, role="mixed", failure=why))
+        change = Change(kind="lost", subject=engine.info.id, role="mixed", failure=why)
         engine.lose(why)
+        asyncio.get_running_loop().call_later(told_after_s, self._changes.put_nowait, change)
+
+    def lose_trainer(self, detail: str) -> None:
+        why = failure("trainer", "lost", detail)
+        self._changes.put_nowait(Change(kind="lost", subject="trainer-0", role="train", failure=why))
 
     def lose_host(self, detail: str, *, left: int) -> None:
         why = failure("env", "lost", detail)
+        for env in self.envs if left == 0 else ():
+            env.lost = why
         self._changes.put_nowait(Change(kind="lost", subject="host-0", role="env", failure=why, facts={"left": left}))
 
 
