@@ -12,16 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from rollart.core.events import Recorder, Sink
+from rollart.core.resources import Change, Degrees, EngineInfo, Lease, Limits
 from rollart.core.types import (
     Applied,
-    Change,
-    Degrees,
     EngineBook,
-    EngineInfo,
     Failure,
     Generation,
-    Lease,
-    Limits,
     Manifest,
     Observation,
     RequestId,

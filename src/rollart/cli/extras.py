@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
-from rollart.config.schema import FrozenLakeEnv, GymnasiumEnv, LocalWorld, RunConfig
+from rollart.config.schema import FrozenLakeEnv, GymnasiumEnv, RunConfig
 from rollart.core.errors import ConfigError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
@@ -22,7 +22,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 def extras_of(config: RunConfig) -> tuple[str, ...]:
     """The extras that a run with this configuration needs."""
-    needed = ["local"] if isinstance(config.world, LocalWorld) else []
+    needed = ["local"]
     if any(isinstance(task.env, FrozenLakeEnv | GymnasiumEnv) for task in config.tasks.values()):
         needed.append("envs")
     return tuple(needed)

@@ -47,7 +47,7 @@ from rollart.config.workers import (
     EvalConfig,
     Fail,
     FailurePolicy,
-    FakeWorld,
+    InlineWorld,
     LocalWorld,
     Replace,
     Retry,
@@ -67,11 +67,11 @@ __all__ = [
     "EvalConfig",
     "Fail",
     "FailurePolicy",
-    "FakeWorld",
     "FrozenLakeEnv",
     "GroupBaseline",
     "GymnasiumEnv",
     "HFTokenizer",
+    "InlineWorld",
     "LeaveOneOut",
     "LocalWorld",
     "MaxDigitEnv",
@@ -104,7 +104,7 @@ class RunConfig(Node):
     """Every draw of the run is named and derived from this."""
     output_dir: str = "runs"
     """The folder of all runs."""
-    world: Annotated[LocalWorld | FakeWorld, Field(discriminator="kind")] = LocalWorld()
+    world: Annotated[LocalWorld | InlineWorld, Field(discriminator="kind")] = LocalWorld()
     model: Annotated[ScratchModel | PretrainedModel, Field(discriminator="kind")] = ScratchModel()
     tokenizer: Annotated[CharsTokenizer | HFTokenizer, Field(discriminator="kind")] = CharsTokenizer()
     tasks: dict[str, TaskConfig]
@@ -143,6 +143,10 @@ class RunConfig(Node):
             "older weights cannot be trained without their behaviour log-probabilities; use algorithm.correction.kind=tis, "
             "or schedule.max_staleness=0"
             if schedule.max_staleness > 0 and self.algorithm.correction.kind == "none"
+            else None,
+            f"trainer.ranks={self.trainer.ranks} with world.kind=inline: one process has one training rank; use "
+            "trainer.ranks=1, or world.kind=local"
+            if isinstance(self.world, InlineWorld) and self.trainer.ranks > 1
             else None,
         )
         return self

@@ -157,7 +157,7 @@ class LocalWorld(Node):
     """Ray's shared memory for weights on their way."""
 
 
-class FakeWorld(Node):
-    """No processes, no model: instant fakes in this process, for tests of the control code."""
+class InlineWorld(Node):
+    """Everything in this process, without Ray: nothing overlaps, every part can be stepped through in a debugger."""
 
-    kind: Literal["fake"]
+    kind: Literal["inline"]

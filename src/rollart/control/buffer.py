@@ -32,6 +32,8 @@ class Group:
     order: int
     """Counter of admission."""
     life: Lifecycle
+    min_version: Version = 0
+    """Its tokens are sampled under this version or a newer one, so that it can wait for its turn to be released."""
     done: list[Trajectory] = field(default_factory=list)
     running: dict[int, Attempt] = field(default_factory=dict)
     """Member -> its present attempt (also while it waits to be retried)."""
@@ -112,10 +114,21 @@ class Buffer:
         """Tokens sampled under an older version could not be released any more."""
         return max(0, oldest_allowed(self.next_release, self.window.max_staleness))
 
+    def _first_version(self, ahead: int) -> Version:
+        """The oldest version that a group may begin with when `ahead` others are released before it, oldest first.
+
+        Engines still serve an older version for a while after room has come with a new one. What begins with that is due a
+        release early, together with a whole batch that is due then by right, and one of the two is thrown away.
+        """
+        batches = min(ahead // self.window.groups_per_batch, self.window.max_staleness)
+        return max(0, oldest_allowed(self.next_release + batches, self.window.max_staleness))
+
     # --- a group's life ----------------------------------------------------------------------------------------------
 
     def open(self, instance: TaskInstance, *, members: int, room: int) -> Group:
-        group = Group(instance=instance, order=self._opened, life=Lifecycle(GROUP, instance.group_id, "open"))
+        life = Lifecycle(GROUP, instance.group_id, "open")
+        ahead = self.window.open + self.window.buffered
+        group = Group(instance=instance, order=self._opened, life=life, min_version=self._first_version(ahead))
         self._opened += 1
         self.groups[group.id] = group
         self.counts[instance.task] = self.counts.get(instance.task, 0) + 1

@@ -180,7 +180,7 @@ class Fleet:
             choice = self.router.choose(
                 home=self._homes.get(key),
                 pools=self._affinity.get(request.domain, ()),
-                min_version=0 if request.pin is not None or request.purpose != "train" else self.min_version,
+                min_version=self._least(request),
                 pin=request.pin,
                 draw=draw,
             )
@@ -188,13 +188,19 @@ class Fleet:
                 return choice
             if request.pin is not None and len(self.router) and self.router.oldest > request.pin:
                 return failure("engine", "refused", f"no engine serves version {request.pin} any more", retryable=False)
-            what = f"an engine at version {request.pin if request.pin is not None else f'>= {self.min_version}'}"
+            what = f"an engine at version {request.pin if request.pin is not None else f'>= {self._least(request)}'}"
             try:
                 await self._waits.on(self.changed.wait(), what=what, deadline_s=request.deadline_s)
             except WaitExpired as expired:
                 return failure("engine", "timeout", str(expired))
             if key in self._aborting:
                 return failure("engine", "refused", "aborted while it waited for an engine")
+
+    def _least(self, request: TurnRequest) -> Version:
+        """The oldest version that may sample this turn now."""
+        if request.pin is not None or request.purpose != "train":
+            return 0
+        return max(request.min_version, self.min_version)
 
     async def _ask(self, choice: Choice, key: Key, ask: TurnRequest) -> Generation:
         loop = asyncio.get_running_loop()
@@ -267,7 +273,7 @@ _FOREVER = float("inf")
 def _part(request: TurnRequest, part: int, pieces: tuple[Tokens, ...], min_version: Version) -> TurnRequest:
     """The request for what is left of a turn after `pieces`."""
     if request.pin is None and request.purpose == "train":
-        request = replace(request, min_version=min_version)
+        request = replace(request, min_version=max(request.min_version, min_version))
     if not pieces and not part:
         return request
     return replace(

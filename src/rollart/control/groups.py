@@ -95,6 +95,7 @@ class Groups:
         seed = seed_of(self._rules.seed, "sample", instance.task, instance.epoch, instance.index, member, attempt)
         return Attempt(
             instance=instance, member=member, attempt=attempt, sampling=replace(base, seed=seed),
+            min_version=group.min_version,
             work_until_s=work_deadline(started_s, self._rules.trajectory_s),
             close_until_s=started_s + self._rules.trajectory_s,
         )  # fmt: skip

@@ -64,6 +64,7 @@ class Attempt:
     close_until_s: float
     """Absolute; teardown ends by then."""
     sampling: Sampling
+    min_version: Version = 0
     pin: Version | None = None
     stop: DropReason | None = None
     ended: bool = False
@@ -252,6 +253,7 @@ class _Running:
                 context=segment,
                 max_tokens=min(spec.max_tokens, spec.max_context - segment.n_tokens),
                 sampling=who.sampling,
+                min_version=who.min_version,
                 pin=who.pin,
                 deadline_s=self._deadline(shared.limits.turn_s),
             )

@@ -41,7 +41,8 @@ from rollart.control.weights import WeightRules, Weights
 from rollart.core.errors import RollartError, RunFailed, failure
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
-from rollart.core.types import DEFAULT_DEGREES, Failure, Role, Sampling, Version
+from rollart.core.resources import DEFAULT_DEGREES
+from rollart.core.types import Failure, Role, Sampling, Version
 from rollart.ports import Engine, Env, Scorer, Trainer, World
 from rollart.sched.failure import Patience, Policy
 from rollart.sched.mixing import Mix

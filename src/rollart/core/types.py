@@ -47,19 +47,6 @@ class RequestId(NamedTuple):
     part: int
 
 
-class Degrees(NamedTuple):
-    """How a model is laid over devices: tensor, pipeline, data, context and expert parallel sizes."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    ep: int = 1
-
-
-DEFAULT_DEGREES = Degrees()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """An expected failure, as a value. `kind` is from the boundary's closed vocabulary in `core.errors`."""
@@ -284,31 +271,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """One inference server of 1..n ranks. Callers never see ranks."""
-
-    id: str
-    lease: str
-    pool: str
-    role: Role
-    degrees: Degrees = DEFAULT_DEGREES
-    kv_tokens: int
-    fingerprint: Literal["bitwise", "probe"]
-    version: Version = 0
-    """What it serves when it joins."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a decision may set on a live engine; the engine enforces it within one step."""
-
-    live_requests: int
-    rollout_kv_tokens: int
-    slo_s: tuple[float, float] | None = None
-    """Targets of the served model: first token, each next token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """Progress of one live request as the engine last reported it."""
 
@@ -364,28 +326,6 @@ class Applied:
     exposed_s: float = 0.0
     """Time in which the engine held live requests and did not step because of this apply."""
     live_requests: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """A time-bounded right to devices. `until_s` is inf for owned ones; serving and spot leases expire or are revoked."""
-
-    id: str
-    role: Role
-    pool: str
-    devices: tuple[str, ...]
-    until_s: float = float("inf")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Everything that the world says unasked."""
-
-    kind: Literal["joined", "lost", "revoked", "load", "preempted", "frozen", "applied"]
-    subject: str
-    role: Role
-    failure: Failure | None = None
-    facts: Mapping[str, float | int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

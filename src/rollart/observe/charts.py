@@ -67,7 +67,7 @@ CHARTS = (
     Chart(title="Gradient norm", unit="before clipping", lines=(("grad norm", "trainer/all/grad_norm/value"),)),
     Chart(
         title="Engine against trainer",
-        unit="mean difference of log-probabilities",
+        unit="mean gap of log-probabilities, staleness counts",
         lines=(("mean", "trainer/all/mismatch_abs_mean/value"),),
     ),
     Chart(title="Live requests", unit="per engine, mean over time", lines=(("live", "engine/all/live/mean"),)),

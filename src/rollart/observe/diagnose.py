@@ -184,8 +184,8 @@ def _policy(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advice
         if first is None or last is None or len(steps) < 4 or last < MISMATCH_FLOOR or last < GROWTH * first:
             continue
         text = (
-            f"The gap between engine and trainer grows: {key.split('/')[2]} went from {first:.2g} to {last:.2g}. Compare "
-            "precision on both sides, and keep algorithm.correction on."
+            f"The gap between engine and trainer grows: {key.split('/')[2]} went from {first:.2g} to {last:.2g}. Staleness "
+            "counts in it; where that did not grow, compare precision on both sides. Keep algorithm.correction on."
         )
         yield Advice(code="mismatch_grows", severity="warn", text=text)
     recent = steps[-RECENT:]

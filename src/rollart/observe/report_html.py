@@ -21,8 +21,10 @@ COLUMNS = (
     ("held_back", "held-back instances"),
     ("greedy", "after RL, greedy"),
 )
-PHASE_LABEL = 13
-"""Per cent of the page's width that a phase's name needs; narrower ones say it when pointed at."""
+CHARACTER = 0.62
+"""Per cent of the page's width that a character of a phase's name needs; too long a name is said when pointed at."""
+FEW = 10
+"""Episodes below which no interval is drawn: a policy without chance on one instance needs one episode."""
 DASH = '<span class="dash">–</span>'
 
 
@@ -124,12 +126,13 @@ def _success_cell(summary: Mapping[str, Any], task: str, column: str, index: int
     if share is None:
         return f'<td class="{column}">{DASH}</td>'
     low, high = wilson(share, n)
+    whisker = f'<u style="left:{100 * low:.1f}%;width:{100 * (high - low):.1f}%"></u>' if n >= FEW else ""
     answer = summary["constant_answer"][task] if column == "constant" else None
     said = f' <span class="answer">“{escape(str(answer))}”</span>' if answer else ""
     return (
         f'<td class="{column}"><b>{share:.3f}</b><span class="bar">'
-        f'<i class="t{index % 6}" style="width:{100 * share:.1f}%"></i>'
-        f'<u style="left:{100 * low:.1f}%;width:{100 * (high - low):.1f}%"></u></span><small>n = {n}{said}</small></td>'
+        f'<i class="t{index % 6}" style="width:{100 * share:.1f}%"></i>{whisker}</span>'
+        f"<small>n = {number(n)}{said}</small></td>"
     )
 
 
@@ -152,7 +155,7 @@ def phases(report: Report) -> str:
         left, width = 100 * start / wall_s, 100 * (end - start) / wall_s
         kind = "train" if name == "training" else "eval" if name.startswith("evaluation") else "warm"
         said = f"{escape(name)} {seconds(end - start)}"
-        label = f"<span>{said}</span>" if width >= PHASE_LABEL else ""
+        label = f"<span>{said}</span>" if width >= CHARACTER * len(said) + 1.5 else ""
         style = f"left:{left:.2f}%;width:{width:.2f}%"
         parts.append(f'<div class="{kind}" style="{style}" title="{said}">{label}</div>')
     return f'<div class="phases">{"".join(parts)}</div>'

@@ -72,9 +72,7 @@ class Marks:
             self._versions[event["engine"]] = event["version"]
         elif kind == "engine_lost":
             self._versions.pop(event["engine"], None)
-        elif kind == "step_finished":
-            self.last.append(self._mark(event["t"]))
-        elif kind == "group_opened" and not self.last:
+        elif kind == "step_finished" or (kind == "group_opened" and not self.last):
             self.last.append(self._mark(event["t"]))
 
     def _mark(self, t: float) -> StepMark:

@@ -1,7 +1,7 @@
-"""A Ray cluster on this machine, started and stopped by the run: the cluster port of the local world.
+"""This machine as a cluster: the cluster port of the local world and of the inline one.
 
 Owns the actors. Invariants: every actor belongs to a lease and ends with it; an actor's end that nobody asked for comes
-out of `changes` once, with its cause; several runs on one machine do not meet (each has its own Ray session and namespace).
+out of `changes` once, with its cause.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from rollart.config.schema import LocalWorld, RunConfig
+from rollart.config.schema import RunConfig
 from rollart.core.errors import ClusterError, failure
-from rollart.core.types import Change, Degrees, EngineInfo, Failure, Lease, Role
+from rollart.core.resources import Change, Degrees, EngineInfo, Lease
+from rollart.core.types import Failure, Role
 from rollart.ports import Port, Trainer
+from rollart.runtime.actors import Actors, call
 from rollart.runtime.engine.actor import EngineActor
 from rollart.runtime.engine.remote import RemoteEngine
 from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.remote import RemoteEnv
-from rollart.runtime.wire import call
 
 CLOSE_S = 5.0
 """How long hosts get to close their environments at the end, before they are ended anyway."""
@@ -29,11 +30,12 @@ StartTrainer = Callable[[], Any]
 
 
 class LocalCluster:
-    """Implements `ports.Cluster` with Ray actors. Roles share the machine's cores, so leases are not counted against them."""
+    """Implements `ports.Cluster` with actors. Roles share the machine's cores, so leases are not counted against them."""
 
-    def __init__(self, config: RunConfig, vocab_size: int, start_trainer: StartTrainer) -> None:
+    def __init__(self, config: RunConfig, vocab_size: int, actors: Actors, start_trainer: StartTrainer) -> None:
         self._config = config
         self._vocab_size = vocab_size
+        self._actors = actors
         self._start_trainer = start_trainer
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._releases: dict[str, Callable[[], Any]] = {}
@@ -79,7 +81,7 @@ class LocalCluster:
     async def _engine(self, lease: Lease) -> RemoteEngine:
         config, name = self._config, f"engine-{self._engines}"
         self._engines += 1
-        actor = _remote(EngineActor, config.model, self._vocab_size, config.engine)
+        actor = self._actors.start(EngineActor, config.model, self._vocab_size, config.engine)
         info = EngineInfo(
             id=name, lease=lease.id, pool=lease.pool, role=lease.role, kv_tokens=config.engine.kv_tokens,
             fingerprint="bitwise", version=-1,
@@ -88,7 +90,7 @@ class LocalCluster:
 
         async def stop() -> None:
             engine.close()
-            _kill(actor)
+            self._actors.kill(actor)
 
         self._releases[lease.id] = stop
         _started(await call("engine", actor.start.remote()))
@@ -98,7 +100,7 @@ class LocalCluster:
     async def _env(self, lease: Lease) -> RemoteEnv:
         config = self._config
         actors = {
-            f"host-{i}": _remote(EnvHostActor, config.tasks, config.tokenizer, config.envs)
+            f"host-{i}": self._actors.start(EnvHostActor, config.tasks, config.tokenizer, config.envs)
             for i in range(config.envs.hosts)
         }
         env = RemoteEnv(actors, self._host_lost, seed=config.seed)
@@ -114,7 +116,7 @@ class LocalCluster:
                     "environments were still open %.0f s after they were told to close", CLOSE_S
                 )
             for actor in actors.values():
-                _kill(actor)
+                self._actors.kill(actor)
 
         self._releases[lease.id] = stop
         for actor in actors.values():
@@ -145,47 +147,6 @@ class LocalCluster:
             self._changes.put_nowait(change)
 
 
-def _remote(cls: type, *args: object) -> Any:
-    """An actor in a process of its own. It takes no core of Ray's count: roles share this machine."""
-    import ray
-
-    return ray.remote(cls).options(num_cpus=0, max_restarts=0).remote(*args)
-
-
-def _kill(actor: Any) -> None:
-    import ray
-
-    ray.kill(actor, no_restart=True)
-
-
 def _started(outcome: object) -> None:
     if isinstance(outcome, Failure):
         raise ClusterError(outcome.detail)
-
-
-def start_ray(world: LocalWorld, *, namespace: str) -> None:
-    """Start a Ray cluster for this process alone; `stop_ray` ends it and all its processes.
-
-    Raises ClusterError when it does not come up.
-    """
-    import ray
-
-    try:
-        ray.init(
-            address="local",
-            namespace=namespace,
-            include_dashboard=False,
-            object_store_memory=world.object_store_mb << 20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
-    except (RuntimeError, ValueError, OSError, ConnectionError) as error:
-        raise ClusterError(f"Ray did not start: {error}") from error
-
-
-def stop_ray() -> None:
-    """Idempotent."""
-    import ray
-
-    ray.shutdown()

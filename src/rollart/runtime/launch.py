@@ -16,21 +16,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollart.config.load import Resolved, dump, load_file
-from rollart.config.schema import LocalWorld, RunConfig
+from rollart.config.schema import InlineWorld, RunConfig
 from rollart.control import run as control
 from rollart.control.evaluate import Score
 from rollart.control.weights import VersionBook
-from rollart.core.errors import ClusterError, ConfigError
+from rollart.core.errors import ClusterError
 from rollart.core.events import Recorder, Sink, header
 from rollart.core.types import Manifest, TaskSpec, Version
-from rollart.observe.display import Display, print_summary
+from rollart.observe.display import Display, print_scores, print_summary
 from rollart.observe.log import EventWriter
 from rollart.observe.metrics import MetricsWriter
-from rollart.observe.report import write_report
-from rollart.observe.summary import write_summary
+from rollart.observe.report import write_results
+from rollart.observe.timeline import write_trace
 from rollart.observe.trajectories import Encoded, Pieces, TrajectoryWriter
 from rollart.ports import Trainer, World
-from rollart.runtime.cluster import LocalCluster, start_ray, stop_ray
+from rollart.runtime.actors import Actors, InlineActors, RayActors, start_ray, stop_ray
+from rollart.runtime.cluster import LocalCluster
 from rollart.runtime.envs.baselines import Transcript, constant_baseline, random_baseline
 from rollart.runtime.envs.tasks import eval_instances, task_specs
 from rollart.runtime.payload import TokenPayload
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 def train(resolved: Resolved, *, plain: bool) -> int:
     """Run to the end; returns the exit code. Raises RollartError when the run fails."""
     config = resolved.config
-    world_config = _local(config)
     folder = Path(config.output_dir).expanduser() / config.name
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -58,17 +58,17 @@ def train(resolved: Resolved, *, plain: bool) -> int:
         sinks = _sinks(folder, config, stack)
         trajectories = TrajectoryWriter(folder / "trajectories.jsonl", _encode, _pieces(tokenizer))
         stack.callback(trajectories.close)
-        stack.callback(stop_ray)
-        start_ray(world_config, namespace=f"rollart-{config.name}")
-        cluster = LocalCluster(config, tokenizer.vocab_size, lambda: start_trainer(config, tokenizer.vocab_size))
+        actors = stack.enter_context(_actors(config, f"rollart-{config.name}"))
+        cluster = LocalCluster(
+            config, tokenizer.vocab_size, actors, lambda: start_trainer(config, tokenizer.vocab_size, actors)
+        )
         preparing = _Preparing(config, specs, tokenizer)
         world = World(
-            name="local", cluster=cluster, store=VersionBook(), tasks=specs, sinks=(*sinks, display),
+            name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=specs, sinks=(*sinks, display),
             keep=trajectories, prepare=preparing, conclude=_Keeping(config, folder, tokenizer.vocab_size),
         )  # fmt: skip
         asyncio.run(control.run(config, world))
     print_summary(folder)
-    print(f"report: {folder / 'report.html'}")  # noqa: T201
     return 0
 
 
@@ -86,39 +86,23 @@ def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> 
         )
         for spec in task_specs(config, tokenizer)
     ]
-    start_ray(_local(config), namespace=f"rollart-eval-{config.name}")
-    try:
-        saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes)
-        scores = asyncio.run(_score(config, tokenizer, specs, saved, version, greedy=greedy))
-    finally:
-        stop_ray()
-    for score in scores:
-        unseen = sum(one.split == "unseen" for one in drawn[score.task]) if score.split == "train" else 0
-        print(_score_line(score, unseen))  # noqa: T201
+    with _actors(config, f"rollart-eval-{config.name}") as actors:
+        saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes, put=actors.put)
+        scores = asyncio.run(_score(config, tokenizer, specs, actors, saved, version, greedy=greedy))
+    known = {name: sum(one.split == "train" for one in ones) for name, ones in drawn.items()}
+    print_scores(scores, instance_seed=instance_seed, known=known)
     return 0 if all(score.complete for score in scores) else 1
 
 
-def _score_line(score: Score, unseen: int) -> str:
-    """`unseen`: how many of the instances that are not held back were not trained on either."""
-    which = "held back from training" if score.split == "held_out" else "not held back"
-    if unseen:
-        which += f", {unseen} of them never seen in training"
-    missing = "" if score.complete else "; INCOMPLETE: some episodes failed"
-    return (
-        f"{score.task}: {score.success:.3f} success, mean reward {score.reward_mean:.3f}, {score.mode}, over "
-        f"{score.episodes} instances {which}{missing}"
-    )
-
-
 async def _score(
-    config: RunConfig, tokenizer: Tokenizer, specs: Sequence[TaskSpec], saved: SavedWeights, version: Version, *,
+    config: RunConfig, tokenizer: Tokenizer, specs: Sequence[TaskSpec], actors: Actors, saved: SavedWeights, version: Version, *,
     greedy: bool,
 ) -> list[Score]:  # fmt: skip
     async def trainer() -> SavedWeights:
         return saved
 
-    cluster = LocalCluster(config, tokenizer.vocab_size, trainer)
-    world = World(name="local", cluster=cluster, store=VersionBook(), tasks=tuple(specs))
+    cluster = LocalCluster(config, tokenizer.vocab_size, actors, trainer)
+    world = World(name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=tuple(specs))
     result = await control.evaluate(config, world, version=version, mode="greedy" if greedy else "sampled")
     return result.evaluations["asked"]
 
@@ -161,8 +145,8 @@ def _git() -> str:
 def _write_results(folder: Path) -> None:
     """Summary and report, also of a run that failed: what happened is in its log."""
     if (folder / "events.jsonl").is_file():
-        write_summary(folder)
-        write_report(folder)
+        write_results(folder)
+        write_trace(folder)
 
 
 def _encode(payload: object) -> Encoded:
@@ -188,10 +172,17 @@ def _pieces(tokenizer: Tokenizer) -> Pieces:
     return pieces
 
 
-def _local(config: RunConfig) -> LocalWorld:
-    if not isinstance(config.world, LocalWorld):
-        raise ConfigError(f"world.kind={config.world.kind}: this command runs on a local cluster; use world.kind=local")
-    return config.world
+@contextmanager
+def _actors(config: RunConfig, namespace: str) -> Iterator[Actors]:
+    """Where actors live, in the configured world, for as long as the run does."""
+    if isinstance(config.world, InlineWorld):
+        yield InlineActors()
+        return
+    try:
+        start_ray(config.world, namespace=namespace)
+        yield RayActors()
+    finally:
+        stop_ray()
 
 
 # --- before and after training -------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from rollart.config.schema import PretrainedModel, ScratchModel
 from rollart.core.errors import StoreError, TrainerError
 from rollart.core.types import Manifest, Sample, Version
+from rollart.runtime.actors import fetch
 from rollart.runtime.models import hf_config
 from rollart.runtime.weights import BucketLocation, fingerprint, manifest, pack, unpack
 
@@ -32,7 +34,7 @@ async def save_model(
     location = published.location
     if not isinstance(location, BucketLocation):
         raise StoreError(f"version {published.version} is at {type(location).__name__}; it cannot be saved from there")
-    buckets = [await handle for handle in location.handles]  # type: ignore[misc]
+    buckets = [await fetch(handle) for handle in location.handles]
     tensors = unpack(location.index, buckets)
     return await asyncio.to_thread(_write, run_dir, model, vocab_size, tensors, published.version)
 
@@ -78,15 +80,14 @@ def load_model(run_dir: Path) -> tuple[dict[str, torch.Tensor], Version]:
 class SavedWeights:
     """Implements of `ports.Trainer` what an evaluation needs: publishing given weights."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], *, bucket_bytes: int) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], *, bucket_bytes: int, put: Callable[[Any], Any]) -> None:
         self._tensors = tensors
+        self._put = put
         self._bucket_bytes = bucket_bytes
 
     async def publish(self, version: Version) -> Manifest:
-        import ray
-
         index, buckets = pack(self._tensors, self._bucket_bytes)
-        return manifest(version, index, [ray.put(bucket) for bucket in buckets], fingerprint(self._tensors))
+        return manifest(version, index, [self._put(bucket) for bucket in buckets], fingerprint(self._tensors))
 
     async def stop(self) -> None:
         """Nothing runs."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from rollart.core.types import Boundary, Failure
+from rollart.runtime.actors import call
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -67,20 +68,6 @@ class Wire(Generic[S, P]):
     def close(self) -> None:
         if self._polling is not None:
             self._polling.cancel()
-
-
-async def call(where: Boundary, ref: Any) -> Any | Failure:
-    """Await one call to an actor; a dead actor or an error raised in it comes back as a Failure with its cause."""
-    import ray
-
-    try:
-        return await ref
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause if error.cause is not None else error
-        return Failure(where=where, kind="raised", retryable=True, detail=f"{type(cause).__name__}: {cause}")
-    except ray.exceptions.RayError as error:
-        detail = " ".join(str(error).split())
-        return Failure(where=where, kind="lost", retryable=True, detail=f"{type(error).__name__}: {detail[:400]}")
 
 
 class Bell:

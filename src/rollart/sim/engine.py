@@ -16,16 +16,14 @@ from typing import Literal
 from rollart.control.exchange import Exchange
 from rollart.control.signal import Signal
 from rollart.core.errors import InvariantBroken, failure
+from rollart.core.resources import Degrees, EngineInfo, Limits
 from rollart.core.types import (
     Applied,
-    Degrees,
     EngineBook,
-    EngineInfo,
     Failure,
     Fingerprint,
     Finish,
     Generation,
-    Limits,
     Live,
     Manifest,
     Purpose,
@@ -90,10 +88,9 @@ class _Running:
 
 
 class SimEngine:
-    def __init__(self, info: EngineInfo, model: EngineModel, digest: Callable[[Version], str]) -> None:
+    def __init__(self, info: EngineInfo, model: EngineModel) -> None:
         self.info = info
         self._model = model
-        self._digest = digest
         self._version = info.version
         self._held: dict[Version, Manifest] = {}
         self._running: dict[RequestId, _Running] = {}
@@ -101,7 +98,7 @@ class SimEngine:
         self._cached: dict[tuple[str, int], int] = {}
         """Attempt -> tokens of its context in the cache."""
         self._invalid: dict[tuple[str, int], int] = {}
-        """The same of the version before: to be computed again when next decoded."""
+        """The same of earlier versions, oldest first: to be computed again when next decoded."""
         self._rebuilt = 0
         self._duplicates = 0
         self._calls: Counter[Command] = Counter()
@@ -212,7 +209,8 @@ class SimEngine:
         fault = await self._fault("apply")
         if isinstance(fault, Failure):
             return fault
-        if version not in self._held:
+        manifest = self._held.get(version)
+        if manifest is None:
             return failure("engine", "refused", f"version {version} was not prefetched")
         await self._wait_for_pinned(pinned_deadline_s)
         live = [running for running in self._running.values() if running.started]
@@ -230,7 +228,7 @@ class SimEngine:
                 self._sample(running)
         wrong = "-flipped" if self._model.flipped(self.info.id, nth) else ""
         exposed_s = self._model.apply_s if live else 0.0
-        fingerprint = Fingerprint(digest=self._digest(version) + wrong)
+        fingerprint = Fingerprint(digest=manifest.fingerprint.digest + wrong)
         return Applied(fingerprint=fingerprint, exposed_s=exposed_s, live_requests=len(live))
 
     async def _wait_for_pinned(self, deadline_s: float) -> None:
@@ -252,7 +250,10 @@ class SimEngine:
                 self._finish(rid, "aborted")
         self._version = version
         self._held = {held: manifest for held, manifest in self._held.items() if held > version}
-        self._invalid, self._cached = self._cached, {}
+        self._invalid, self._cached = {**self._invalid, **self._cached}, {}
+        surplus = sum(self._invalid.values()) - self.info.kv_tokens
+        while surplus > 0:
+            surplus -= self._invalid.pop(next(iter(self._invalid)))
         past = [r.request for r in self._running.values() if r.request.pin is not None and r.request.pin < version]
         for request in past:
             del self._running[request.id]

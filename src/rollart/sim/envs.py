@@ -104,7 +104,7 @@ class SimSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerModel:
-    latency_s: float = 0.0
+    latency_s: Callable[[Trajectory], float] = field(default=lambda trajectory: 0.0)
     score: Callable[[Trajectory], float | Failure] = field(default=lambda trajectory: 1.0)
 
 
@@ -114,8 +114,9 @@ class SimScorer:
 
     async def score(self, trajectory: Trajectory, *, deadline_s: float) -> float | Failure:
         loop = asyncio.get_running_loop()
-        if loop.time() + self._model.latency_s > deadline_s:
+        latency_s = self._model.latency_s(trajectory)
+        if loop.time() + latency_s > deadline_s:
             await asyncio.sleep(deadline_s - loop.time())
             return failure("scorer", "timeout", f"scoring {trajectory.id} passed its deadline")
-        await asyncio.sleep(self._model.latency_s)
+        await asyncio.sleep(latency_s)
         return self._model.score(trajectory)

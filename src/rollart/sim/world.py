@@ -12,20 +12,8 @@ from dataclasses import dataclass, field
 from rollart.control.weights import VersionBook
 from rollart.core.errors import failure
 from rollart.core.events import Sink
-from rollart.core.types import (
-    Change,
-    Degrees,
-    EngineInfo,
-    Failure,
-    Fingerprint,
-    Lease,
-    Manifest,
-    Role,
-    Sample,
-    TaskSpec,
-    Trajectory,
-    Version,
-)
+from rollart.core.resources import Change, Degrees, EngineInfo, Lease
+from rollart.core.types import Failure, Fingerprint, Manifest, Role, Sample, TaskSpec, Trajectory, Version
 from rollart.ports import Port, World
 from rollart.sim.engine import EngineModel, SimEngine
 from rollart.sim.envs import EnvModel, ScorerModel, SimEnv, SimScorer
@@ -51,6 +39,7 @@ class SimTrainer:
         self._model = model
         self.batches: list[list[Sample]] = []
         self._open: list[Sample] = []
+        self._moves = 0
 
     async def begin(self, step: int, *, total_weight: float | None) -> None:
         self._open = []
@@ -63,6 +52,7 @@ class SimTrainer:
     async def finish(self) -> Mapping[str, float]:
         await asyncio.sleep(self._model.finish_s)
         self.batches.append(self._open)
+        self._moves += self._model.changes_weights
         return {"loss": 0.0, "grad_norm": 1.0, "lr": 1e-3, "weights_changed": float(self._model.changes_weights)}
 
     async def logprobs(self, samples: Sequence[Sample]) -> object:
@@ -74,7 +64,7 @@ class SimTrainer:
             version=version,
             shards={"weights/0/0-1/float32": WEIGHT_BYTES},
             buckets=1,
-            fingerprint=Fingerprint(digest=digest(version)),
+            fingerprint=Fingerprint(digest=f"weights-{self._moves}"),
         )
 
     async def resize(self, leases: Sequence[str]) -> None:
@@ -82,10 +72,6 @@ class SimTrainer:
 
     async def checkpoint(self, path: str, mode: str) -> None:
         """There is nothing to keep."""
-
-
-def digest(version: Version) -> str:
-    return f"weights-{version}"
 
 
 @dataclass(kw_only=True)
@@ -128,7 +114,7 @@ class SimCluster:
             fingerprint="bitwise",
             version=-1,
         )
-        self.engines.append(SimEngine(info, self.engine, digest))
+        self.engines.append(SimEngine(info, self.engine))
         return self.engines[-1]
 
     async def changes(self) -> AsyncIterator[Change]:

@@ -192,8 +192,6 @@ def test_all_missing_packages_of_a_configuration_are_named_before_the_start() ->
     assert str(error.value).splitlines()[0] == "not installed: ray, gymnasium"
     assert "'rollart[local,envs]'" in str(error.value)
     extras.require(resolve("first_run", ["tasks.frozen_lake=null"]).config, has=lambda name: name != "gymnasium")
-    fake = resolve("first_run", ["tasks.frozen_lake=null", "world.kind=fake"]).config
-    extras.require(fake, has=lambda name: False)
 
 
 # --- eval, report, explain -------------------------------------------------------------------------------------------

@@ -183,8 +183,8 @@ def test_every_value_has_an_origin_and_nothing_else_has() -> None:
             "tasks.lake.env.digits is not a key of kind=frozen_lake (it belongs to kind=max_digit)",
         ),
         (
-            ["world.kind=fake", "world.object_store_mb=99"],
-            "world.object_store_mb is not a key of kind=fake (it belongs to kind=local)",
+            ["world.kind=inline", "world.object_store_mb=99"],
+            "world.object_store_mb is not a key of kind=inline (it belongs to kind=local)",
         ),
         (["algorithm.loss.kind=ppo_clp"], "algorithm.loss.kind=ppo_clp: unknown; did you mean algorithm.loss.kind=ppo_clip?"),
         (["failure.on_failure=drop"], "write failure.on_failure.kind=drop"),

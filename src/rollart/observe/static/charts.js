@@ -72,6 +72,21 @@ function range(chart) {
   return [chart.low !== null && low >= chart.low ? low : low - room, chart.high !== null && high <= chart.high ? high : high + room];
 }
 
+// Many noisy steps: each one faint, and a running mean. Not where there is a bound: a mean would hide what came near it.
+const MANY = 80;
+function spanOf(chart) {
+  return chart.x.length > MANY && chart.bound === null ? 2 * Math.round(chart.x.length / 80) + 1 : 1;
+}
+
+function runningMean(values, span) {
+  const half = (span - 1) / 2;
+  return values.map((value, index) => {
+    if (value === null) return null;
+    const near = values.slice(Math.max(0, index - half), index + half + 1).filter((other) => other !== null);
+    return near.reduce((sum, other) => sum + other, 0) / near.length;
+  });
+}
+
 const drawn = [];
 function drawChart(card, chart) {
   card.querySelector("svg.plot")?.remove();
@@ -96,14 +111,18 @@ function drawChart(card, chart) {
     svg("text", { x: left + 4, y: y(chart.bound) - 4, style: "fill: var(--bad)" }, plot, `bound ${chart.bound}`);
   }
   for (const line of [...chart.lines].sort((one, other) => one.task - other.task)) {
-    const [stroke, dash] = lineStyle(chart, line);
-    let path = "", pen = false;
-    line.values.forEach((value, index) => {
-      if (value === null) { pen = false; return; }
-      path += `${pen ? "L" : "M"}${x(chart.x[index]).toFixed(1)} ${y(value).toFixed(1)}`;
-      pen = true;
-    });
-    svg("path", { d: path, fill: "none", stroke, "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": dash }, plot);
+    const [stroke, dash] = lineStyle(chart, line), span = spanOf(chart);
+    const draw = (values, width, opacity) => {
+      let path = "", pen = false;
+      values.forEach((value, index) => {
+        if (value === null) { pen = false; return; }
+        path += `${pen ? "L" : "M"}${x(chart.x[index]).toFixed(1)} ${y(value).toFixed(1)}`;
+        pen = true;
+      });
+      svg("path", { d: path, fill: "none", stroke, opacity, "stroke-width": width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": dash }, plot);
+    };
+    if (span > 1) draw(line.values, 1, 0.28);
+    draw(span > 1 ? runningMean(line.values, span) : line.values, 1.8, 1);
   }
   for (const point of chart.points) {
     svg("circle", { cx: x(point.x), cy: y(point.y), r: 4, fill: "var(--card)", stroke: taskColor(point.task), "stroke-width": 2 }, plot);
@@ -142,6 +161,8 @@ function setUpCharts() {
     svg("circle", { cx: 6, cy: 6, r: 4, fill: "none", stroke: "var(--soft)", "stroke-width": 2 }, ring);
     item.append("evaluation, sampled");
   }
+  const span = Math.max(...data.charts.map(spanOf));
+  if (span > 1) element("span", "", legend, `faint: each step; bold: running mean of ${span} steps`);
   const grid = element("div", "charts", host);
   const cards = data.charts.map((chart) => {
     const card = element("div", "chart", grid);

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 
 from rollart.config.schema import EngineConfig, PretrainedModel, ScratchModel
@@ -31,6 +30,7 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
+from rollart.runtime.actors import fetch
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import hf_config
 from rollart.runtime.payload import TokenPayload, ids_of
@@ -116,7 +116,7 @@ class EngineActor:
             raise EngineError(
                 f"version {manifest.version} is at {type(location).__name__}, which this engine cannot read"
             )
-        buckets: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = [await handle for handle in location.handles]  # type: ignore[misc]
+        buckets = [await fetch(handle) for handle in location.handles]
         self._core.stage(manifest.version, unpack(location.index, buckets))
         self._held = manifest.version
 

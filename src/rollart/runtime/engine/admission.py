@@ -17,6 +17,10 @@ from rollart.core.errors import failure
 from rollart.core.types import Failure, TurnRequest, Version
 from rollart.runtime.engine.slots import MAX_STOP_IDS, Row
 
+MIN_TEMPERATURE = 1e-3
+"""Below, scaled logits leave the range of float32; 0 is greedy and takes no division."""
+MAX_TOP_K = 2**31 - 1
+
 
 class WaitingRoom:
     """Requests that are not live: ready ones by priority and arrival, and those held for a newer version."""
@@ -85,14 +89,16 @@ def refusal(request: TurnRequest, ids: NDArray[np.int32], *, vocab: int, row_tok
             f"context {context} + max_tokens {request.max_tokens} = {total} tokens, but a sequence may have {row_tokens} here "
             "(the smaller of the engine's kv_tokens and the model's positions)"
         )
-    elif ids.min() < 0 or ids.max() >= vocab:
+    elif ids.view(np.uint32).max() >= vocab:  # negative ids are the largest ones
         why = f"token ids from {ids.min()} to {ids.max()}, the vocabulary has 0 to {vocab - 1}"
-    elif not (0.0 <= sampling.temperature < inf and 0.0 < sampling.top_p <= 1.0 and sampling.top_k >= 0):
-        why = f"temperature={sampling.temperature}, top_p={sampling.top_p}, top_k={sampling.top_k}: no distribution"
+    elif sampling.temperature != 0.0 and not MIN_TEMPERATURE <= sampling.temperature < inf:
+        why = f"temperature={sampling.temperature} is neither 0 (greedy) nor at least {MIN_TEMPERATURE}"
+    elif not (0.0 < sampling.top_p <= 1.0 and 0 <= sampling.top_k <= MAX_TOP_K):
+        why = f"top_p={sampling.top_p} is not in (0, 1] or top_k={sampling.top_k} is not in 0..{MAX_TOP_K}"
     elif not 0.0 <= sampling.min_p <= 1.0:
         why = f"min_p={sampling.min_p} is not in 0..1"
-    elif len(sampling.stop_ids) > MAX_STOP_IDS:
-        why = f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} can be watched for"
+    elif len(sampling.stop_ids) > MAX_STOP_IDS or not all(0 <= stop < vocab for stop in sampling.stop_ids):
+        why = f"stop_ids={sampling.stop_ids}: at most {MAX_STOP_IDS} ids, each in the vocabulary of {vocab}, can be watched for"
     else:
         return None
     return failure("engine", "refused", why, retryable=False)

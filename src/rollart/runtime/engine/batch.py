@@ -30,6 +30,9 @@ MIN_QUERIES = 16
 MIN_ROWS = 4
 """Groups of fewer queries or rows cost more in calls than they save in padding."""
 
+Part = tuple[Ints, int]
+"""Rows of one group, sorted by slot, and the width of the widest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -88,7 +91,7 @@ def pack(
     `complete` says whose next token is to be sampled; `stairs` is the `staircase` that masks are cut from.
     """
     parts = _alike(slots, starts, widths)
-    order = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    order = _joined(parts)
     slots, starts, widths, complete = slots[order], starts[order], widths[order], complete[order]
     ends = starts + widths
     first = widths.cumsum() - widths
@@ -120,17 +123,17 @@ def _last(slots: Ints, ends: Ints, tokens: Ints, stairs: Tensor) -> tuple[Tensor
         return None, slots, ()
     ones = np.ones(len(slots), np.int64)
     parts = _by_reach(np.arange(len(slots)), slots, ends, 1)
-    order = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    order = _joined(parts)
     slots, ends = slots[order], ends[order]
     return _tensor(tokens[order], stairs.device), slots, _groups(parts, slots, ends, ones, ends - 1, stairs)
 
 
-def _alike(slots: Ints, starts: Ints, widths: Ints) -> list[Ints]:
+def _alike(slots: Ints, starts: Ints, widths: Ints) -> list[Part]:
     """Cut rows into parts of similar width, and of similar reach where they will be copied; each sorted by slot."""
     ends = starts + widths
     by_width = np.argsort(-widths, kind="stable")
     falling = -widths[by_width]
-    parts: list[Ints] = []
+    parts: list[Part] = []
     start = 0
     while start < len(widths):
         widest = -int(falling[start])
@@ -142,11 +145,11 @@ def _alike(slots: Ints, starts: Ints, widths: Ints) -> list[Ints]:
     return parts
 
 
-def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int) -> list[Ints]:
+def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int) -> list[Part]:
     part = part[np.argsort(slots[part])]
     fewest = max(MIN_ROWS, MIN_QUERIES // width)
     if len(part) < 2 * fewest or _span(slots[part]) <= SLICE_SPAN * len(part):
-        return [part]
+        return [(part, width)]
     by_reach = part[np.argsort(-ends[part], kind="stable")]
     falling = -ends[by_reach]
     parts, start = [], 0
@@ -158,7 +161,11 @@ def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int) -> list[Ints]:
         parts.append(by_reach[start:cut])
         start = cut
     parts.append(by_reach[start:])
-    return [piece[np.argsort(slots[piece])] for piece in parts]
+    return [(piece[np.argsort(slots[piece])], width) for piece in parts]
+
+
+def _joined(parts: list[Part]) -> Ints:
+    return np.concatenate([rows for rows, _ in parts]) if len(parts) > 1 else parts[0][0]
 
 
 def _span(slots: Ints) -> int:
@@ -167,21 +174,21 @@ def _span(slots: Ints) -> int:
 
 
 def _groups(
-    parts: list[Ints], slots: Ints, ends: Ints, widths: Ints, positions: Ints, stairs: Tensor
+    parts: list[Part], slots: Ints, ends: Ints, widths: Ints, positions: Ints, stairs: Tensor
 ) -> tuple[Group, ...]:
     """Rows and packed tokens are in the order of `parts`; `positions` is per token."""
     groups: list[Group] = []
     row = token = 0
-    for part in parts:
+    for part, width in parts:
         rows = slice(row, row + len(part))
-        tokens = slice(token, token + int(widths[rows].sum()))
-        groups.append(_group(tokens, slots[rows], int(ends[rows].max()), widths[rows], positions[tokens], stairs))
+        tokens = slice(token, token + (len(part) if width == 1 else int(widths[rows].sum())))
+        groups.append(_group(tokens, slots[rows], ends[rows], widths[rows], width, positions[tokens], stairs))
         row, token = rows.stop, tokens.stop
     return tuple(groups)
 
 
-def _group(tokens: slice, slots: Ints, reach: int, widths: Ints, positions: Ints, stairs: Tensor) -> Group:
-    n_rows, n_tokens, width = len(slots), len(positions), int(widths.max())
+def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, positions: Ints, stairs: Tensor) -> Group:
+    n_rows, n_tokens, reach = len(slots), len(positions), int(ends.max())
     memory: slice | Tensor
     if _span(slots) <= SLICE_SPAN * n_rows:
         rows, place = _span(slots), slots - slots[0]
@@ -203,7 +210,7 @@ def _group(tokens: slice, slots: Ints, reach: int, widths: Ints, positions: Ints
         spread = grid.reshape(-1)
         positions = positions[spread]
     mask = None
-    if width > 1 or int(positions.min()) != reach - 1:
+    if width > 1 or positions.min() != reach - 1:
         windows = stairs.unfold(0, reach, 1)
         chosen = windows.index_select(0, _tensor(len(stairs) // 2 - 1 - positions, stairs.device))
         mask = chosen.view(rows, 1, width, reach)

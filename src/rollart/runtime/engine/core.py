@@ -155,7 +155,7 @@ class EngineCore:
     @torch.inference_mode()
     def fingerprint(self) -> str:
         """Bitwise digest of the weights that are served, from the memory that the forward pass reads."""
-        return fingerprint(self._live_weights().tensors())
+        return fingerprint({name: tensor.cpu() for name, tensor in self._live_weights().tensors().items()})
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -166,7 +166,8 @@ class EngineCore:
             raise EngineError(f"request {twice or 'ids'} submitted twice; a re-send needs another `part`")
         for request in requests:
             ids = ids_of(request.context)
-            row = Row(request=request, arrival=self._arrivals, ids=ids, n_context=len(ids))
+            key = SlotKey(request.id.traj, request.id.attempt)
+            row = Row(request=request, key=key, arrival=self._arrivals, ids=ids, n_context=len(ids))
             self._arrivals += 1
             self._rows[request.id] = row
             why = refusal(request, ids, vocab=self.shape.vocab, row_tokens=self._row_tokens)
@@ -254,7 +255,7 @@ class EngineCore:
     def _sample(self, slots: Ints, logits: Tensor) -> list[Answer]:
         """Append one token to each of `slots`; answers for those that end with it."""
         table = self._table
-        tokens, logprobs, log_kept = draw(logits, table.draws(slots))
+        tokens, logprobs, log_kept = draw(logits, table.uniforms(slots), table.special(slots))
         answers = []
         finite = np.isfinite(logprobs)
         if not finite.all():

@@ -108,4 +108,5 @@ class Decoder:
 def _rotated(heads: Tensor, turn: Tensor) -> Tensor:
     """Rotary embedding of (tokens, heads, head_dim) whose pairs lie side by side, by (tokens, 1, head_dim / 2)."""
     pairs = torch.view_as_complex(heads.float().view(*heads.shape[:2], -1, 2))
-    return torch.view_as_real(pairs * turn).flatten(-2).to(heads.dtype)
+    turned = torch.view_as_real(pairs * turn).view(heads.shape)
+    return turned if heads.dtype == torch.float32 else turned.to(heads.dtype)

@@ -9,14 +9,12 @@ from typing import Any, Literal
 
 from rollart.control.exchange import Exchange
 from rollart.core.errors import EngineError
+from rollart.core.resources import Degrees, EngineInfo, Limits
 from rollart.core.types import (
     Applied,
-    Degrees,
     EngineBook,
-    EngineInfo,
     Failure,
     Generation,
-    Limits,
     Live,
     Manifest,
     RequestId,
@@ -24,8 +22,9 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
+from rollart.runtime.actors import call
 from rollart.runtime.engine.actor import EnginePoll, flat
-from rollart.runtime.wire import Wire, call
+from rollart.runtime.wire import Wire
 
 
 class RemoteEngine:

@@ -19,15 +19,16 @@ GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 _MASK_64 = (1 << 64) - 1
+_ONE, _GOLDEN, _MIX_1, _MIX_2 = np.array([1, GOLDEN, MIX_1, MIX_2], np.uint64)
+_SHIFTS = np.array([30, 27, 31, 12], np.uint64)
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
-    """Parameters of n rows, arrays of shape (n,)."""
+class Special:
+    """Parameters of n rows of which at least one is not plain, arrays of shape (n,)."""
 
-    uniform: NDArray[np.float64]
     greedy: NDArray[np.bool_]
     temperature: Floats
     """1 for greedy rows: their log-probabilities are those at temperature 1."""
@@ -48,65 +49,74 @@ def stream_key(seed: int) -> int:
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """One number in the open interval (0, 1) per row: splitmix64 of (key, position), its upper 52 bits."""
-    z = keys + (positions.view(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
-    z ^= z >> np.uint64(31)
+    z = (positions.view(np.uint64) + _ONE) * _GOLDEN
+    z += keys
+    z ^= z >> _SHIFTS[0]
+    z *= _MIX_1
+    z ^= z >> _SHIFTS[1]
+    z *= _MIX_2
+    z ^= z >> _SHIFTS[2]
     # 52 bits and a half: with 53 the largest value would round to 1 and fall past the last token.
-    uniform: NDArray[np.float64] = ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    uniform: NDArray[np.float64] = ((z >> _SHIFTS[3]) + 0.5) * 2.0**-52
     return uniform
 
 
-def draw(logits: Tensor, draws: Draws) -> tuple[NDArray[np.int64], Floats, Floats | None]:
+def draw(
+    logits: Tensor, uniform: NDArray[np.float64], special: Special | None = None
+) -> tuple[NDArray[np.int64], Floats, Floats | None]:
     """Token ids, log-probabilities (after temperature, before truncation) and log kept mass, each (n,).
 
-    Kept mass is None when no row truncates, and 0 (log of 1) for rows that do not. A row whose logits are not finite
-    gets a log-probability that is not finite; its id is then meaningless.
+    `uniform` is (n,), in (0, 1). Without `special` every row is plain: temperature 1, nothing truncated. Kept mass is None
+    when no row truncates, and 0 (log of 1) for rows that do not. A row whose logits are not finite gets a log-probability
+    that is not finite; its id is then meaningless.
     """
-    device = logits.device
-    logits = logits.float()
-    if (draws.temperature != 1.0).any():
-        logits = logits / torch.from_numpy(draws.temperature).to(device)[:, None]
+    logits, drawn = logits.float(), torch.from_numpy(uniform).to(logits.device)[:, None]
+    if special is not None:
+        logits = logits / torch.from_numpy(special.temperature).to(logits.device)[:, None]
     logprobs = logits.log_softmax(-1)
-    if draws.greedy.all():
-        tokens = logits.argmax(-1, keepdim=True)
-    else:
-        below = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        uniform = torch.from_numpy(draws.uniform).to(device)[:, None]
-        tokens = torch.searchsorted(below, uniform * below[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
-        if draws.greedy.any():
-            greedy = torch.from_numpy(draws.greedy).to(device)[:, None]
-            tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
-    log_kept = None
-    if draws.truncates.any():
-        log_kept = np.zeros(len(draws.uniform), np.float32)
-        rows = np.flatnonzero(draws.truncates)
-        index = torch.from_numpy(rows).to(device)
-        chosen, kept = _draw_truncated(logprobs.index_select(0, index), draws, rows)
-        tokens[index] = chosen
-        log_kept[rows] = kept.cpu().numpy()
+    below = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(below, drawn * below[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
+    log_kept = None if special is None else _apply_special(tokens, logits, logprobs, drawn, special)
     return tokens[:, 0].cpu().numpy(), logprobs.gather(1, tokens)[:, 0].cpu().numpy(), log_kept
 
 
-def _draw_truncated(logprobs: Tensor, draws: Draws, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
-    """Tokens (n, 1) and log kept mass (n,) of rows that truncate.
+def _apply_special(
+    tokens: Tensor, logits: Tensor, logprobs: Tensor, uniform: Tensor, special: Special
+) -> Floats | None:
+    """Draw greedy and truncated rows again, into `tokens` (n, 1); log kept mass if any row truncates."""
+    greedy, truncated = np.flatnonzero(special.greedy), np.flatnonzero(special.truncates)
+    if len(greedy):
+        rows = torch.from_numpy(greedy).to(tokens.device)
+        tokens[rows] = logits[rows].argmax(-1, keepdim=True)
+    if not len(truncated):
+        return None
+    rows = torch.from_numpy(truncated).to(tokens.device)
+    tokens[rows], kept = _draw_truncated(logprobs[rows], uniform[rows], special, truncated)
+    log_kept = np.zeros(len(tokens), np.float32)
+    log_kept[truncated] = kept.cpu().numpy()
+    return log_kept
+
+
+def _draw_truncated(
+    logprobs: Tensor, uniform: Tensor, special: Special, rows: NDArray[np.intp]
+) -> tuple[Tensor, Tensor]:
+    """Tokens (n, 1) and log kept mass (n,) of the `rows` that truncate; the tensors hold these rows only.
 
     In the order of falling probability (ties by lower id) each limit keeps a prefix, and the shortest one is kept: the k most
     likely; of these the fewest that hold top_p of their mass; those of at least min_p times the likeliest.
     """
     device, vocab = logprobs.device, logprobs.shape[1]
-    top_k = torch.from_numpy(np.where(draws.top_k[rows] > 0, np.minimum(draws.top_k[rows], vocab), vocab)).to(device)
-    top_p = torch.from_numpy(draws.top_p[rows]).to(device)[:, None]
-    min_p = torch.from_numpy(draws.min_p[rows]).to(device)[:, None]
-    uniform = torch.from_numpy(draws.uniform[rows]).to(device)[:, None]
+    top_k = np.where(special.top_k[rows] > 0, np.minimum(special.top_k[rows], vocab), vocab)
+    limit_k = torch.from_numpy(top_k).to(device)[:, None]
+    top_p = torch.from_numpy(special.top_p[rows]).to(device)[:, None]
+    min_p = torch.from_numpy(special.min_p[rows]).to(device)[:, None]
     ranked, ids = logprobs.sort(stable=True, dim=-1, descending=True)
     mass = ranked.double().exp_()
     below = mass.cumsum(-1)
-    before = below - mass
-    kept_by_p = (before < top_p * below.gather(1, top_k[:, None] - 1)).sum(-1)
-    kept_by_min = (mass >= min_p * mass[:, :1]).sum(-1)
+    kept_by_p = (below - mass < top_p * below.gather(1, limit_k - 1)).sum(-1, keepdim=True)
+    kept_by_min = (mass >= min_p * mass[:, :1]).sum(-1, keepdim=True)
     # At least one token stays, also when the mass is not a number.
-    kept = torch.minimum(torch.minimum(top_k, kept_by_p), kept_by_min).clamp_(min=1)[:, None]
+    kept = torch.minimum(torch.minimum(limit_k, kept_by_p), kept_by_min).clamp_(min=1)
     kept_mass = below.gather(1, kept - 1)
     place = torch.minimum(torch.searchsorted(below, uniform * kept_mass, right=True), kept - 1)
     log_kept = (kept_mass / below[:, -1:]).log().clamp_(max=0.0)[:, 0]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rollart.core.types import Sampling, Span, TrajId, TurnRequest, Version
 from rollart.runtime.engine.cache import Ints
-from rollart.runtime.engine.sampler import Draws, stream_key, uniforms
+from rollart.runtime.engine.sampler import Special, stream_key, uniforms
 
 FREE, IDLE, LIVE = 0, 1, 2
 GHOST_RATIO = 4
@@ -39,6 +39,7 @@ class Row:
     """One request. Its tokens are here while it waits, in its slot while it is live."""
 
     request: TurnRequest
+    key: SlotKey
     arrival: int
     """Rises with every request: first in, first out within a priority."""
     ids: NDArray[np.int32]
@@ -51,10 +52,6 @@ class Row:
     """Closed runs of one version; the open run began after their tokens."""
     prefilled: int = 0
     rebuilt: int = 0
-
-    @property
-    def key(self) -> SlotKey:
-        return SlotKey(self.request.id.traj, self.request.id.attempt)
 
     def close_span(self, n_sampled: int, version: Version) -> None:
         """What was sampled since the last closed span was sampled under `version`."""
@@ -94,6 +91,8 @@ class SlotTable:
         self.priority, self.arrival, self.purpose = ints(), ints(), ints()
         self.stream = np.zeros(slots, np.uint64)
         self.temperature = np.ones(slots, np.float32)
+        self.plain = np.ones(slots, np.bool_)
+        """Temperature 1 and nothing truncated."""
         self.greedy, self.truncates = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
         self.top_k, self.top_p, self.min_p = ints(), np.ones(slots), np.zeros(slots)
         self.stop = np.full((slots, MAX_STOP_IDS), -1, np.int32)
@@ -110,10 +109,15 @@ class SlotTable:
     def has_room(self) -> bool:
         return self.n_live < len(self.state)
 
-    def draws(self, slots: Ints) -> Draws:
-        """Sampling parameters of the next token of each slot."""
-        return Draws(
-            uniform=uniforms(self.stream[slots], self.length[slots]),
+    def uniforms(self, slots: Ints) -> NDArray[np.float64]:
+        """One number in (0, 1) for the next token of each slot."""
+        return uniforms(self.stream[slots], self.length[slots])
+
+    def special(self, slots: Ints) -> Special | None:
+        """Sampling parameters of slots; None when all are plain."""
+        if self.plain[slots].all():
+            return None
+        return Special(
             greedy=self.greedy[slots],
             temperature=self.temperature[slots],
             truncates=self.truncates[slots],
@@ -239,6 +243,7 @@ class SlotTable:
         self.stream[slot] = stream_key(sampling.seed)
         self.greedy[slot], self.temperature[slot] = greedy, 1.0 if greedy else sampling.temperature
         self.truncates[slot] = sampling.truncates and not greedy
+        self.plain[slot] = sampling.temperature == 1.0 and not sampling.truncates
         self.top_k[slot], self.top_p[slot], self.min_p[slot] = sampling.top_k, sampling.top_p, sampling.min_p
         self.stop[slot] = -1
         self.stop[slot, : len(sampling.stop_ids)] = sampling.stop_ids

@@ -159,7 +159,7 @@ class DeadlineWorkers:
             began_s = self._clock()
             try:
                 value = job.run()
-            # the boundary itself: whatever foreign code raises, SystemExit too, is that one call's failure
+            # boundary: whatever foreign code raises, SystemExit too, is that one call's failure
             except BaseException as error:  # noqa: BLE001
                 value = raised(job.where, error)
             with self._lock:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import pickle
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -25,12 +25,12 @@ from rollart.config.schema import RunConfig
 from rollart.core.errors import ClusterError, TrainerError
 from rollart.core.types import Failure, Manifest, Sample, Version
 from rollart.learn.batching import split
+from rollart.runtime.actors import Actors, call
 from rollart.runtime.trainer import ranks
 from rollart.runtime.trainer.rank import TrainerRank, TrainerSpec, spec_of
 from rollart.runtime.trainer.rows import LossRow, SampleKey, loss_rows
 from rollart.runtime.trainer.warm import Transcript, warm_start
 from rollart.runtime.weights import WeightIndex, manifest
-from rollart.runtime.wire import call
 
 HOST = "127.0.0.1"
 """Where ranks meet: all are on this machine."""
@@ -60,10 +60,11 @@ class Episode(Protocol):
 class TrainerActor:
     """One rank in its process. Sample rows come as one pickled byte string: Ray would ship each small array by itself."""
 
-    def __init__(self, spec: TrainerSpec, rank: int) -> None:
+    def __init__(self, spec: TrainerSpec, rank: int, put: Callable[[Any], Any]) -> None:
         torch.set_num_threads(spec.trainer.threads)
         self._spec = spec
         self._rank = rank
+        self._put = put
         self._store: Any = None
         self._trainer: TrainerRank
 
@@ -99,10 +100,8 @@ class TrainerActor:
         return None if self._rank else found
 
     def publish(self, version: Version) -> Offer | None:
-        import ray
-
         offer = self._trainer.publish(version)
-        return None if offer is None else (offer.index, [ray.put(bucket) for bucket in offer.buckets], offer.digest)
+        return None if offer is None else (offer.index, [self._put(bucket) for bucket in offer.buckets], offer.digest)
 
     def checkpoint(self, path: str, mode: Literal["save", "load"]) -> None:
         self._trainer.checkpoint(path, mode)
@@ -115,9 +114,10 @@ class TrainerActor:
 class RemoteTrainer:
     """Implements `ports.Trainer` over one actor per rank."""
 
-    def __init__(self, spec: TrainerSpec, actors: Sequence[Any]) -> None:
+    def __init__(self, spec: TrainerSpec, actors: Actors, ranks: Sequence[Any]) -> None:
         self.spec = spec
-        self._actors = tuple(actors)
+        self._actors = actors
+        self._ranks = tuple(ranks)
         self._open = False
         self._lost = ""
 
@@ -162,7 +162,7 @@ class RemoteTrainer:
             await self.checkpoint(path, "save")
             await self.stop()
             self.spec = replace(self.spec, trainer=self.spec.trainer.model_copy(update={"ranks": len(leases)}))
-            self._actors = tuple(await _start_ranks(self.spec))
+            self._ranks = tuple(await _start_ranks(self.spec, self._actors))
             self._lost = ""
             await self.checkpoint(path, "load")
 
@@ -182,7 +182,7 @@ class RemoteTrainer:
     async def stop(self) -> None:
         """End the ranks. Idempotent."""
         self._lost = self._lost or "it was stopped"
-        _kill(self._actors)
+        _kill(self._actors, self._ranks)
 
     def _blobs(self, samples: Sequence[Sample]) -> list[bytes]:
         """Each rank's micro-batches."""
@@ -196,7 +196,7 @@ class RemoteTrainer:
         ]
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
-        return await self._each(method, [arguments] * len(self._actors))
+        return await self._each(method, [arguments] * len(self._ranks))
 
     async def _each(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Call every rank with its own arguments."""
@@ -204,32 +204,28 @@ class RemoteTrainer:
             raise TrainerError(f"the trainer is gone: {self._lost}")
         try:
             return await _together(
-                [getattr(actor, method).remote(*args) for actor, args in zip(self._actors, arguments, strict=True)]
+                [getattr(actor, method).remote(*args) for actor, args in zip(self._ranks, arguments, strict=True)]
             )
         except RankLost as error:
             self._lost = str(error)
             raise
 
 
-async def start_trainer(config: RunConfig, vocab_size: int) -> RemoteTrainer:
-    """Start `trainer.ranks` ranks on the running Ray. Raises ClusterError with the cause, leaving none behind."""
+async def start_trainer(config: RunConfig, vocab_size: int, actors: Actors) -> RemoteTrainer:
+    """Start `trainer.ranks` ranks. Raises ClusterError with the cause, leaving none behind."""
     spec = spec_of(config, vocab_size)
-    return RemoteTrainer(spec, await _start_ranks(spec))
+    return RemoteTrainer(spec, actors, await _start_ranks(spec, actors))
 
 
-async def _start_ranks(spec: TrainerSpec) -> list[Any]:
-    import ray
-
-    # No core of Ray's count is taken: all roles share this machine.
-    remote: Any = ray.remote(TrainerActor).options(num_cpus=0, max_restarts=0)
-    actors = [remote.remote(spec, rank) for rank in range(spec.trainer.ranks)]
+async def _start_ranks(spec: TrainerSpec, actors: Actors) -> list[Any]:
+    started = [actors.start(TrainerActor, spec, rank, actors.put) for rank in range(spec.trainer.ranks)]
     try:
-        port = (await _together([actors[0].listen.remote()]))[0] if spec.trainer.ranks > 1 else 0
-        await _together([actor.start.remote(port) for actor in actors])
+        port = (await _together([started[0].listen.remote()]))[0] if spec.trainer.ranks > 1 else 0
+        await _together([actor.start.remote(port) for actor in started])
     except TrainerError as error:
-        _kill(actors)
+        _kill(actors, started)
         raise ClusterError(f"the trainer did not start: {error}") from error
-    return actors
+    return started
 
 
 async def _together(refs: Sequence[Any]) -> list[Any]:
@@ -263,8 +259,6 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _kill(actors: Iterable[Any]) -> None:
-    import ray
-
-    for actor in actors:
-        ray.kill(actor, no_restart=True)
+def _kill(actors: Actors, started: Iterable[Any]) -> None:
+    for actor in started:
+        actors.kill(actor)

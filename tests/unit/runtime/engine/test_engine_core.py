@@ -163,7 +163,10 @@ def test_an_abort_returns_the_tokens_so_far_by_the_next_step() -> None:
         (request("t", [1], sampling=Sampling(temperature=float("nan"))), "temperature=nan"),
         (request("t", [1], sampling=Sampling(top_p=0.0)), "top_p=0.0"),
         (request("t", [1], sampling=Sampling(min_p=1.5)), "min_p=1.5"),
-        (request("t", [1], sampling=Sampling(stop_ids=tuple(range(9)))), "9 stop ids"),
+        (request("t", [1], sampling=Sampling(stop_ids=tuple(range(9)))), "at most 8 ids"),
+        (request("t", [1], sampling=Sampling(stop_ids=(VOCAB,))), "stop_ids"),
+        (request("t", [1], sampling=Sampling(temperature=1e-9)), "temperature=1e-09"),
+        (request("t", [1], sampling=Sampling(top_k=-1)), "top_k=-1"),
     ],
 )
 def test_a_request_that_can_never_be_served_is_refused_and_disturbs_nobody(wanted: TurnRequest, why: str) -> None:

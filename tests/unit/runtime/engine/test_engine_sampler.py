@@ -9,17 +9,20 @@ from engine_cases import by_traj, engine, ids, one, payload, random_ids, request
 from numpy.typing import NDArray
 
 from rollart.core.types import Sampling
-from rollart.runtime.engine.sampler import Draws, draw, stream_key, uniforms
+from rollart.runtime.engine.sampler import Special, draw, stream_key, uniforms
 
 N_DRAWS = 200_000
 SIGMAS = 5.0
 """Frequencies may differ from the distribution by this many deviations of their own."""
 
 
-def many(sampling: Sampling, n: int = N_DRAWS) -> Draws:
+def numbers(seed: int = 0, n: int = N_DRAWS) -> NDArray[np.float64]:
+    return uniforms(np.full(n, stream_key(seed), np.uint64), np.arange(n))
+
+
+def many(sampling: Sampling, n: int = N_DRAWS) -> Special:
     greedy = sampling.temperature == 0.0
-    return Draws(
-        uniform=uniforms(np.full(n, stream_key(sampling.seed), np.uint64), np.arange(n)),
+    return Special(
         greedy=np.full(n, greedy),
         temperature=np.full(n, 1.0 if greedy else sampling.temperature, np.float32),
         truncates=np.full(n, sampling.truncates),
@@ -62,7 +65,9 @@ def exact(scores: NDArray[np.float64], sampling: Sampling) -> tuple[NDArray[np.f
 )
 def test_frequencies_and_kept_mass_are_those_of_the_exact_distribution(sampling: Sampling) -> None:
     scores = np.array([1.5, -0.3, 0.9, 0.0, 2.1, -2.0, 0.4, 1.1])
-    tokens, logprobs, log_kept = draw(torch.tensor(scores, dtype=torch.float32).expand(N_DRAWS, -1), many(sampling))
+    special = None if sampling == Sampling() else many(sampling)
+    rows = torch.tensor(scores, dtype=torch.float32).expand(N_DRAWS, -1)
+    tokens, logprobs, log_kept = draw(rows, numbers(), special)
     wanted, kept_mass = exact(scores, sampling)
     deviation = np.sqrt(wanted * (1 - wanted) / N_DRAWS)
     got = np.bincount(tokens, minlength=len(scores)) / N_DRAWS
@@ -82,12 +87,13 @@ def test_rows_of_one_batch_keep_their_own_parameters() -> None:
     scores = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).repeat_interleave(500, 0)
     kinds = [Sampling(temperature=0.0), Sampling(top_k=2), Sampling(temperature=2.0), Sampling(top_p=0.3, min_p=0.1)]
     parts = [many(kind, 500) for kind in kinds]
-    together = Draws(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in Draws.__slots__})
-    tokens, logprobs, log_kept = draw(scores, together)
+    together = Special(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in Special.__slots__})
+    uniform = numbers(n=2000)
+    tokens, logprobs, log_kept = draw(scores, uniform, together)
     assert log_kept is not None
     for n, part in enumerate(parts):
         rows = slice(500 * n, 500 * (n + 1))
-        alone = draw(scores[rows], part)
+        alone = draw(scores[rows], uniform[rows], part)
         assert np.array_equal(tokens[rows], alone[0])
         assert np.array_equal(logprobs[rows], alone[1])
         assert np.array_equal(log_kept[rows], np.zeros(500) if alone[2] is None else alone[2])
@@ -108,13 +114,9 @@ def test_uniforms_are_open_even_and_without_pattern_over_neighbouring_seeds_and_
 
 
 def test_the_largest_uniform_still_draws_a_token_that_exists() -> None:
-    draws = many(Sampling(), 2)
-    extremes = Draws(
-        **{n: getattr(draws, n) for n in Draws.__slots__ if n != "uniform"}, uniform=np.array([2**-53, 1 - 2**-53])
-    )
     scores = torch.full((2, 7), -1000.0)
     scores[:, 2], scores[:, 4] = 0.0, 0.0
-    assert draw(scores, extremes)[0].tolist() == [2, 4]
+    assert draw(scores, np.array([2.0**-53, 1 - 2.0**-53]))[0].tolist() == [2, 4]
 
 
 def test_a_draw_does_not_depend_on_what_else_is_in_the_batch() -> None:

@@ -1,0 +1,211 @@
+"""How actors are started, called and ended: in processes of a Ray cluster, or inside this process.
+
+Owns the difference between the two; everything above it calls `handle.method.remote(..)` and awaits the outcome through
+`call`. Invariant: a call to an actor that is gone, or that raises, comes back as a Failure with its cause and never hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from rollart.config.schema import LocalWorld
+from rollart.core.errors import ClusterError
+from rollart.core.types import Boundary, Failure
+
+DETAIL_CHARS = 400
+"""Characters of a dead actor's story that a failure keeps; Ray tells it at length."""
+
+
+class Actors(Protocol):
+    """Starts and ends actors of one kind."""
+
+    def start(self, cls: type, *args: object) -> Any:
+        """A handle. What goes wrong in the actor's constructor comes out of its first call."""
+        ...
+
+    def kill(self, handle: Any) -> None:
+        """End an actor at once. Idempotent."""
+        ...
+
+    @property
+    def put(self) -> Callable[[Any], Any]:
+        """How an actor hands a large array to others: gives what `fetch` reads. Can be sent to an actor."""
+        ...
+
+
+async def fetch(handle: Any) -> Any:
+    """The array behind what `put` gave."""
+    return await handle if inspect.isawaitable(handle) else handle
+
+
+async def call(where: Boundary, ref: Any) -> Any | Failure:
+    """Await one call to an actor."""
+    try:
+        return await ref
+    except _Gone as error:
+        return Failure(where=where, kind="lost", retryable=True, detail=str(error))
+    except _Raised as error:
+        return _raised(where, error.cause)
+    except _ray_errors() as error:
+        if cause := getattr(error, "cause", None):
+            return _raised(where, cause)
+        detail = " ".join(str(error).split())[:DETAIL_CHARS]
+        return Failure(where=where, kind="lost", retryable=True, detail=f"{type(error).__name__}: {detail}")
+
+
+def _raised(where: Boundary, cause: BaseException) -> Failure:
+    return Failure(where=where, kind="raised", retryable=True, detail=f"{type(cause).__name__}: {cause}")
+
+
+def _ray_errors() -> tuple[type[Exception], ...]:
+    """Ray's errors, if this process uses Ray."""
+    import sys
+
+    ray = sys.modules.get("ray")
+    return () if ray is None else (ray.exceptions.RayError,)
+
+
+# --- Ray -----------------------------------------------------------------------------------------------------------------
+
+
+def _ray_put(value: Any) -> Any:
+    import ray
+
+    return ray.put(value)
+
+
+class RayActors:
+    """Actors in processes of their own. They take no core of Ray's count: all roles share this machine."""
+
+    put = staticmethod(_ray_put)
+
+    def start(self, cls: type, *args: object) -> Any:
+        import ray
+
+        return ray.remote(cls).options(num_cpus=0, max_restarts=0).remote(*args)
+
+    def kill(self, handle: Any) -> None:
+        import ray
+
+        ray.kill(handle, no_restart=True)
+
+
+def start_ray(world: LocalWorld, *, namespace: str) -> None:
+    """Start a Ray cluster for this process alone; `stop_ray` ends it and all its processes.
+
+    Raises ClusterError when it does not come up.
+    """
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            namespace=namespace,
+            include_dashboard=False,
+            object_store_memory=world.object_store_mb << 20,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except (RuntimeError, ValueError, OSError, ConnectionError) as error:
+        raise ClusterError(f"Ray did not start: {error}") from error
+
+
+def stop_ray() -> None:
+    """Idempotent."""
+    import ray
+
+    ray.shutdown()
+
+
+# --- this process --------------------------------------------------------------------------------------------------------
+
+
+class _Gone(Exception):
+    """The actor was ended."""
+
+
+class _Raised(Exception):
+    """The actor's code raised `cause`."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+        super().__init__(str(cause))
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+class InlineActors:
+    """Actors in this process, on this loop: nothing overlaps, everything can be stepped through in a debugger."""
+
+    put = staticmethod(_itself)
+
+    def start(self, cls: type, *args: object) -> InlineHandle:
+        return InlineHandle(partial(cls, *args))
+
+    def kill(self, handle: InlineHandle) -> None:
+        handle.end()
+
+
+class InlineHandle:
+    """Looks like a Ray handle: `handle.method.remote(..)` gives an awaitable."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._actor: Any = None
+        self._running: dict[asyncio.Future[Any], asyncio.Task[None]] = {}
+        self._ended = False
+
+    def __getattr__(self, method: str) -> InlineMethod:
+        return InlineMethod(self, method)
+
+    def call(self, method: str, args: tuple[object, ...]) -> asyncio.Future[Any]:
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._ended:
+            outcome.set_exception(_Gone("the actor has ended"))
+        else:
+            self._running[outcome] = asyncio.ensure_future(self._serve(outcome, method, args))
+        # nobody need look at the outcome of a call that only sends something
+        outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return outcome
+
+    async def _serve(self, outcome: asyncio.Future[Any], method: str, args: tuple[object, ...]) -> None:
+        try:
+            if self._actor is None:
+                self._actor = self._make()
+            value = getattr(self._actor, method)(*args)
+            if isinstance(value, Coroutine):
+                value = await value
+            if not outcome.done():
+                outcome.set_result(value)
+        # boundary: whatever an actor's code raises is the caller's to judge, as it is with an actor of its own process
+        except Exception as error:  # noqa: BLE001
+            if not outcome.done():
+                outcome.set_exception(_Raised(error))
+        finally:
+            self._running.pop(outcome, None)
+
+    def end(self) -> None:
+        self._ended = True
+        for outcome, task in list(self._running.items()):
+            task.cancel()
+            if not outcome.done():
+                outcome.set_exception(_Gone("the actor was ended"))
+
+
+class InlineMethod:
+    """What `.remote` hangs on."""
+
+    def __init__(self, handle: InlineHandle, method: str) -> None:
+        self._handle = handle
+        self._method = method
+
+    def remote(self, *args: object) -> asyncio.Future[Any]:
+        return self._handle.call(self._method, args)
