@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 import rollart
 from rollart.config.schema import RunConfig
 from rollart.control.exchange import Exchange
+from rollart.control.garbage import spare_the_loop
 from rollart.control.run import run
 from rollart.control.weights import VersionBook
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease, Limits
@@ -57,7 +58,7 @@ from rollart.ports import Port, World
 LIVE, FEW = 10_000, 100
 GROUP_SIZE = 8
 FEWEST_TURNS, MOST_TURNS = 5, 35
-"""Of a trajectory: their ends must not fall together, or all batches would be opened, trained and opened again as one."""
+"""Of a group's trajectories: groups must not end together, or all batches would be opened and trained as one."""
 TURN_TOKENS = 8
 ENGINES = 4
 TICK_S = 0.005
@@ -104,6 +105,9 @@ class FakeEngine:
     async def abort(self, requests: Sequence[RequestId]) -> None:
         """All of them are answered already."""
 
+    def forget(self, traj: TrajId, attempt: int) -> None:
+        """Nothing is cached."""
+
     async def prefetch(self, manifest: Manifest) -> Failure | None:
         return None
 
@@ -136,7 +140,9 @@ class FakeEnv:
     async def open(
         self, instance: TaskInstance, *, traj: TrajId, attempt: int, deadline_s: float
     ) -> FakeSession | Failure:
-        session = FakeSession(self, f"{traj}#{attempt}", seed_of(0, "session", traj, attempt))
+        session = FakeSession(
+            self, f"{traj}#{attempt}", seed_of(0, "turns", instance.task, instance.epoch, instance.index)
+        )
         await self.ask(Call(session.name, 0), PROMPT)
         return session
 
@@ -349,6 +355,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--decisions", type=int, default=100_000, help="turns in each window (default: %(default)s)")
     options = parser.parse_args()
+    spare_the_loop()
     few = asyncio.run(measured(FEW, options.decisions))
     many = asyncio.run(measured(LIVE, options.decisions))
     figures = cases(few, many)

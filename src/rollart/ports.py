@@ -47,6 +47,10 @@ class Engine(Protocol):
         """Ask that these `generate` calls answer `aborted` within one step. Unknown ids are ignored."""
         ...
 
+    def forget(self, traj: TrajId, attempt: int) -> None:
+        """A hint: nothing more comes for this attempt, so its cache may go."""
+        ...
+
     async def prefetch(self, manifest: Manifest) -> Failure | None:
         """Bring a version's bytes near; serving goes on. Idempotent."""
         ...

@@ -164,22 +164,14 @@ async def a_turn_that_an_apply_aborts_answers_with_its_old_tokens(rig: EngineRig
 
 
 async def a_pinned_turn_puts_an_apply_off_until_it_ends(rig: EngineRig) -> None:
-    order: list[str] = []
     request = rig.request("pinned", max_tokens=rig.long_tokens, purpose="eval", pin=0)
-
-    async def evaluate() -> Generation:
-        answer = await rig.engine.generate(request)
-        order.append("answered")
-        return answer
-
-    turn = asyncio.create_task(evaluate())
+    turn = asyncio.create_task(rig.engine.generate(request))
     await progress(rig, request)
-    await serve(rig, 1)
-    order.append("applied")
+    applied = await serve(rig, 1)
     answer = await turn
-    assert order == ["answered", "applied"]
     assert answer.finish == "length"
-    assert [span.version for span in answer.tokens.spans] == [0]
+    assert [(span.version, span.n_tokens) for span in answer.tokens.spans] == [(0, rig.long_tokens)]
+    assert applied.live_requests == 0
 
 
 async def a_pinned_turn_is_aborted_when_its_deadline_has_passed(rig: EngineRig) -> None:

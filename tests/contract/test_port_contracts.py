@@ -10,13 +10,14 @@ import engine_contract
 import env_contract
 import other_contracts
 import pytest
+from inline_rigs import INLINE
 from rigs import ClusterRig, EngineRig, EnvRig, PortWorld, ScorerRig, TrainerRig
 from sim_rigs import SIM
 
 R = TypeVar("R")
 Contract = Callable[[R], Coroutine[Any, Any, None]]
 
-WORLDS = [SIM]
+WORLDS = [SIM, INLINE]
 
 
 def name_of(thing: PortWorld | Contract[Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
 
-SLICE = 32
+SLICE = 8
 """Answers handed out per turn of the loop. A waking trajectory costs about 0.2 ms until it waits again, so a slice holds
 the loop for less than 10 ms."""
 

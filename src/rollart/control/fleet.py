@@ -260,7 +260,9 @@ class Fleet:
 
     def forget(self, key: Key) -> None:
         """An attempt is over."""
-        self._homes.pop(key, None)
+        home = self._homes.pop(key, None)
+        if home in self.engines:
+            self.engines[home].forget(*key)
         self._aborting.discard(key)
 
     def _send_abort(self, engine: Engine, ids: list[RequestId]) -> None:

@@ -95,8 +95,8 @@ def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> 
 
 
 async def _score(
-    config: RunConfig, tokenizer: Tokenizer, specs: Sequence[TaskSpec], actors: Actors, saved: SavedWeights, version: Version, *,
-    greedy: bool,
+    config: RunConfig, tokenizer: Tokenizer, specs: Sequence[TaskSpec], actors: Actors, saved: SavedWeights,
+    version: Version, *, greedy: bool,
 ) -> list[Score]:  # fmt: skip
     async def trainer() -> SavedWeights:
         return saved

@@ -30,6 +30,7 @@ from rollart.core.types import (
     RequestId,
     Span,
     Tokens,
+    TrajId,
     TurnRequest,
     Version,
 )
@@ -98,7 +99,7 @@ class SimEngine:
         self._cached: dict[tuple[str, int], int] = {}
         """Attempt -> tokens of its context in the cache."""
         self._invalid: dict[tuple[str, int], int] = {}
-        """The same of earlier versions, oldest first: to be computed again when next decoded."""
+        """The same of earlier versions: to be computed again when next decoded."""
         self._rebuilt = 0
         self._duplicates = 0
         self._calls: Counter[Command] = Counter()
@@ -189,6 +190,10 @@ class SimEngine:
                 if rid in self._running and self._running[rid].mishap != "deaf":
                     self._finish(rid, "aborted")
 
+    def forget(self, traj: TrajId, attempt: int) -> None:
+        for known in (self._cached, self._invalid):
+            known.pop((traj, attempt), None)
+
     def _orphan(self, rid: RequestId, answer: Generation) -> None:
         self._duplicates += answer.tokens.n_tokens
 
@@ -251,9 +256,6 @@ class SimEngine:
         self._version = version
         self._held = {held: manifest for held, manifest in self._held.items() if held > version}
         self._invalid, self._cached = {**self._invalid, **self._cached}, {}
-        surplus = sum(self._invalid.values()) - self.info.kv_tokens
-        while surplus > 0:
-            surplus -= self._invalid.pop(next(iter(self._invalid)))
         past = [r.request for r in self._running.values() if r.request.pin is not None and r.request.pin < version]
         for request in past:
             del self._running[request.id]

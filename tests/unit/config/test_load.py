@@ -34,7 +34,11 @@ def two_tasks() -> RunConfig:
 
 
 def uncorrected() -> RunConfig:
-    return RunConfig(tasks=two_tasks().tasks, algorithm=Algorithm(correction=NoCorrection(kind="none")))
+    return RunConfig(
+        tasks=two_tasks().tasks,
+        schedule=Schedule(max_staleness=0),
+        algorithm=Algorithm(correction=NoCorrection(kind="none")),
+    )
 
 
 KNOWN = Known(
@@ -119,7 +123,8 @@ def test_maps_merge_and_lists_replace() -> None:
 def test_another_kind_takes_the_keys_of_the_former_one_away() -> None:
     three = load("algorithm.correction.kind=tis", "algorithm.correction.cap=3", source="uncorrected").config
     assert three.algorithm.correction == TruncatedIS(cap=3)
-    changed = load("algorithm.correction.kind=none", profile={"algorithm": {"correction": {"cap": 3}}})
+    words = ("algorithm.correction.kind=none", "schedule.max_staleness=0")
+    changed = load(*words, profile={"algorithm": {"correction": {"cap": 3}}})
     assert changed.config.algorithm.correction == NoCorrection(kind="none")
     assert "algorithm.correction.cap" not in changed.origins
     digits = load("tasks.lake.env.kind=max_digit").config.tasks["lake"]

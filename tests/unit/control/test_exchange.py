@@ -208,9 +208,9 @@ def test_bursts_during_a_burst_queue_up_behind_it_and_make_no_slice_longer() -> 
 
 def test_a_request_asked_again_while_its_first_answer_was_on_its_way_waits_for_its_own() -> None:
     async def main(exchange: Exchange[str, int], orphans: Orphans) -> None:
-        keys = [f"k{n}" for n in range(SLICE)]
+        keys = [f"k{n}" for n in range(5 * SLICE)]
         *others, first = await asking(exchange, *keys, "a")
-        exchange.answer([*((key, 0) for key in keys), ("a", 1)])  # one more than a slice
+        exchange.answer([*((key, 0) for key in keys), ("a", 1)])  # several slices ahead of the last
         first.cancel()
         await asyncio.sleep(0)
         assert orphans == [("a", 1)]

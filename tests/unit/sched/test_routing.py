@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart.core.errors import InvariantBroken
@@ -185,6 +185,7 @@ moves = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(moves)
 def test_whatever_happened_a_choice_is_eligible_in_the_best_pool_and_the_less_loaded_of_two(
     steps: list[tuple[str, int, int, int | None, int]],

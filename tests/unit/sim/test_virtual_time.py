@@ -64,6 +64,24 @@ def test_time_never_goes_back() -> None:
     assert run(main()) == [5.0, 5.0, 5.1]
 
 
+def test_the_program_ends_though_others_never_rest() -> None:
+    turns = 0
+
+    async def restless() -> None:
+        nonlocal turns
+        for _ in range(1000):
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> str:
+        asyncio.create_task(restless())  # noqa: RUF006
+        await asyncio.sleep(0)
+        return "done"
+
+    assert run(main()) == "done"
+    assert turns <= 3
+
+
 def test_a_hundred_thousand_sleeps_run() -> None:
     woken: list[int] = []
 
@@ -136,9 +154,11 @@ def test_timers_fire_by_deadline_then_by_the_order_in_which_they_were_set(timers
 
 def test_a_timer_cancelled_by_another_of_the_same_instant_does_not_fire() -> None:
     fired_too: list[str] = []
+    errors: list[object] = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: errors.append(context))
         handles: list[asyncio.TimerHandle] = []
         loop.call_at(1.0, lambda: handles[0].cancel())
         handles.append(loop.call_at(1.0, fired_too.append, "second"))
@@ -146,6 +166,7 @@ def test_a_timer_cancelled_by_another_of_the_same_instant_does_not_fire() -> Non
 
     run(main())
     assert fired_too == []
+    assert errors == []
 
 
 # --- timers that nobody needs ----------------------------------------------------------------------------------------
@@ -160,6 +181,7 @@ def test_deadlines_that_were_met_do_not_pile_up() -> None:
             async with asyncio.timeout(1e6):
                 await asyncio.sleep(0)
             largest = max(largest, len(loop._scheduled))
+            assert loop._cancelled == len(loop._scheduled)
         return largest
 
     assert run(main()) <= CANCELLED_TIMERS_KEPT + 1

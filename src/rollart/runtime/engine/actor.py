@@ -12,7 +12,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -27,6 +27,7 @@ from rollart.core.types import (
     RequestId,
     Segment,
     Tokens,
+    TrajId,
     TurnRequest,
     Version,
 )
@@ -36,6 +37,20 @@ from rollart.runtime.models import hf_config
 from rollart.runtime.payload import TokenPayload, ids_of
 from rollart.runtime.weights import BucketLocation, unpack
 from rollart.runtime.wire import Bell
+
+PROGRESS_S = 0.1
+"""A poll answers at least this often: control aborts what can no longer be trained by what it knows of live requests."""
+
+
+class Forget(NamedTuple):
+    """Nothing more comes for this attempt."""
+
+    traj: TrajId
+    attempt: int
+
+
+Command = TurnRequest | RequestId | Forget
+"""Sample this; abort that; free the cache of a third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,20 +106,22 @@ class EngineActor:
             self._ended.set()
 
     async def submit(self, blob: bytes) -> None:
-        commands: list[TurnRequest | RequestId] = pickle.loads(blob)
         requests: list[TurnRequest] = []
         aborts: list[RequestId] = []
-        for command in commands:
-            if isinstance(command, TurnRequest):
-                requests.append(command)
-            else:
-                aborts.append(command)
+        for command in pickle.loads(blob):
+            match command:
+                case TurnRequest():
+                    requests.append(command)
+                case Forget():
+                    self._core.forget(command.traj, command.attempt)
+                case _:
+                    aborts.append(command)
         self._core.submit(requests)
         self._core.abort(aborts)
         self._work.set()
 
     async def poll(self, wait_s: float) -> bytes:
-        await self._bell.wait(0.0 if self._answers else wait_s)
+        await self._bell.wait(0.0 if self._answers else min(wait_s, PROGRESS_S))
         answers, self._answers = self._answers, []
         poll = EnginePoll(answers=tuple(answers), book=self._core.book())
         return pickle.dumps(poll, protocol=pickle.HIGHEST_PROTOCOL)

@@ -19,11 +19,12 @@ from rollart.core.types import (
     Manifest,
     RequestId,
     Tokens,
+    TrajId,
     TurnRequest,
     Version,
 )
 from rollart.runtime.actors import call
-from rollart.runtime.engine.actor import EnginePoll, flat
+from rollart.runtime.engine.actor import Command, EnginePoll, Forget, flat
 from rollart.runtime.wire import Wire
 
 
@@ -37,9 +38,7 @@ class RemoteEngine:
         self._book = EngineBook()
         self._duplicates = 0
         self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
-        self._wire: Wire[TurnRequest | RequestId, EnginePoll] = Wire(
-            actor, where="engine", on_poll=self._polled, on_lost=self._failed
-        )
+        self._wire: Wire[Command, EnginePoll] = Wire(actor, where="engine", on_poll=self._polled, on_lost=self._failed)
 
     def open(self) -> None:
         self._wire.open()
@@ -56,6 +55,9 @@ class RemoteEngine:
     async def abort(self, requests: Sequence[RequestId]) -> None:
         for request in requests:
             self._wire.send(request)
+
+    def forget(self, traj: TrajId, attempt: int) -> None:
+        self._wire.send(Forget(traj, attempt))
 
     def _polled(self, poll: EnginePoll) -> None:
         self._book = poll.book

@@ -140,8 +140,8 @@ class SlotTable:
             ghost = self._drop_ghost(row.key)
             computed, known = 0, 0 if ghost is None else _common_prefix(ghost, row.ids)
         if computed == n:
-            # The last token is computed again for its logits only: it counts as cached, not as rebuilt.
-            computed, row.rebuilt = n - 1, row.rebuilt - 1
+            # The last token is computed again for its logits only: it counts as cached, so one less is prefilled.
+            computed, known, row.prefilled = n - 1, n - 1, row.prefilled - 1
         self.ids[slot, :n] = row.ids
         self.logprobs[slot, row.n_context : n] = row.logprobs
         self.log_kept[slot, row.n_context : n] = row.log_kept

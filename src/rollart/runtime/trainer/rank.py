@@ -10,7 +10,6 @@ equally many micro-batches; `begin` forgets an unfinished step; a version number
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -35,6 +34,7 @@ from rollart.config.schema import (
 from rollart.core.errors import TrainerError
 from rollart.core.seeds import seed_of
 from rollart.core.types import Version
+from rollart.learn.rates import learning_rate
 from rollart.runtime.models import build_model, hf_config, weights_folder
 from rollart.runtime.trainer import checkpoint, metrics, ranks
 from rollart.runtime.trainer.loss import policy_loss
@@ -60,10 +60,10 @@ class TrainerSpec:
     optimizer: Optimizer
     sampling: SamplingConfig
     trainer: TrainerConfig
+    total_steps: int
+    """Optimiser steps of the run, over which the learning rate decays."""
     timeout_s: float
     """Longest wait of a rank for the others."""
-    total_steps: int = 1
-    """Optimiser steps of the run, for the decay of the learning rate."""
 
 
 def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
@@ -75,16 +75,9 @@ def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
         optimizer=config.optimizer,
         sampling=config.sampling,
         trainer=config.trainer,
-        timeout_s=config.deadlines.train_s,
         total_steps=config.schedule.steps * config.schedule.steps_per_batch,
+        timeout_s=config.deadlines.train_s,
     )
-
-
-def rate(settings: Optimizer, step: int, total_steps: int) -> float:
-    """The learning rate of optimiser step `step` (from 0): warm-up first, then decay to 0 after the last step."""
-    done = min(1.0, step / max(1, total_steps))
-    fall = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[settings.decay]
-    return settings.lr * fall * min(1.0, (step + 1) / max(1, settings.warmup_steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +123,10 @@ class TrainerRank:
         """The highest that was published; -1: none."""
 
     def close(self) -> None:
+        """Give weights and group up; the rank cannot be used any more. Idempotent."""
+        for name in ("policy", "weights", "_optimizer"):
+            if hasattr(self, name):
+                delattr(self, name)
         ranks.leave()
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -295,8 +292,7 @@ class TrainerRank:
             )
 
     def _set_lr(self) -> float:
-        settings = self.spec.optimizer
-        lr = rate(settings, self.steps, self.spec.total_steps)
+        lr = learning_rate(self.spec.optimizer, self.steps, self.spec.total_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         return lr

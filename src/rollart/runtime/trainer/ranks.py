@@ -9,6 +9,7 @@ process, so that several single-rank trainers can follow each other in one proce
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TypeVar
@@ -56,9 +57,14 @@ def join(rank: int, world: int, store: Store | None, timeout_s: float) -> Device
 
 
 def leave() -> None:
-    """Idempotent. Leaves a single-rank group in place: it holds nothing and the next trainer needs it."""
+    """Leave a group of several ranks; nothing may use it any more. Idempotent.
+
+    A single-rank group stays: it holds nothing, and the next trainer needs it. Of a larger one every trace is collected here:
+    gloo's threads hold Python objects, and one that is still alive when the interpreter ends aborts the process.
+    """
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.destroy_process_group()
+        gc.collect()
 
 
 def total(value: float) -> float:

@@ -120,5 +120,6 @@ def test_books_agree_and_tokens_are_right_whatever_happens(
     while core.has_work:
         client.take(core.step())
     assert core.book().live == {}
+    assert core.book().rebuilt_tokens == sum(answer.rebuilt_tokens for _, answer in client.answered)
     for id_, answer in client.answered:
         check_answer(client.contexts[id_], answer)

@@ -1,11 +1,11 @@
-"""The trainer port over Ray actors."""
+"""The trainer port over actors: in this process, and as two ranks of Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,145 @@ from rollart.config.schema import (
 )
 from rollart.core.errors import ClusterError, TrainerError
 from rollart.learn.credit import total_weight
+from rollart.runtime.actors import Actors, InlineActors, RayActors, fetch
 from rollart.runtime.trainer.facade import RemoteTrainer, start_trainer
 from rollart.runtime.trainer.rank import spec_of
 from rollart.runtime.trainer.warm import Transcript
 from rollart.runtime.weights import BucketLocation, fingerprint, unpack
 
-pytestmark = pytest.mark.ray
-
+BUCKET_BYTES = 2000
 CONFIG = RunConfig(
     tasks={"digits": TaskConfig(env=MaxDigitEnv(kind="max_digit"))},
     model=MODEL,
     optimizer=Optimizer(lr=0.01),
     schedule=Schedule(batch=8, group_size=4),
-    trainer=TrainerConfig(bucket_bytes=2000, micro_batch_tokens=64),
+    trainer=TrainerConfig(bucket_bytes=BUCKET_BYTES, micro_batch_tokens=64),
 )
+SAMPLES = random_samples(8)
 
 
-@pytest.fixture(scope="module")
+def alive(
+    live: Callable[[RemoteTrainer], Awaitable[None]], actors: Actors | None = None, config: RunConfig = CONFIG
+) -> None:
+    """Start a trainer, live, and stop it."""
+
+    async def life() -> None:
+        trainer = await start_trainer(config, VOCAB, actors or InlineActors())
+        try:
+            await live(trainer)
+        finally:
+            await trainer.stop()
+        with pytest.raises(TrainerError, match="the trainer is gone"):
+            await trainer.finish()
+
+    asyncio.run(life())
+
+
+async def one_step(trainer: RemoteTrainer) -> None:
+    """A step in two calls equals one of a rank that is called directly, and so do the log-probabilities after it."""
+    with trainer_rank(spec_of(CONFIG, VOCAB)) as rank:
+        expected = train_step(rank, SAMPLES)
+        old = rank.logprobs(rows_of(rank, [SAMPLES]))
+    await trainer.begin(0, total_weight=total_weight(SAMPLES))
+    parts = [await trainer.accumulate(SAMPLES[:5]), await trainer.accumulate(SAMPLES[5:])]
+    assert sum(part["trajectories"] for part in parts) == 8
+    metrics = await trainer.finish()
+    for name in expected.keys() - {"micro_batches", "padded_tokens"}:
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+    found = await trainer.logprobs(SAMPLES)
+    assert found.keys() == old.keys()
+    for key, logprobs in old.items():
+        assert found[key] == pytest.approx(logprobs, abs=1e-4)
+
+
+async def one_publish(trainer: RemoteTrainer, version: int) -> str:
+    """What is fetched, one handle per bucket, is what was published; returns its digest."""
+    manifest = await trainer.publish(version)
+    location = manifest.location
+    assert isinstance(location, BucketLocation)
+    assert len(location.handles) == manifest.buckets == -(-manifest.n_bytes // BUCKET_BYTES)
+    buckets = [await fetch(handle) for handle in location.handles]
+    assert fingerprint(unpack(location.index, buckets)) == manifest.fingerprint.digest
+    return manifest.fingerprint.digest
+
+
+def test_a_step_through_the_port_equals_one_of_a_rank_and_weights_come_in_buckets() -> None:
+    async def live(trainer: RemoteTrainer) -> None:
+        await one_step(trainer)
+        assert await one_publish(trainer, 0) == await one_publish(trainer, 1)
+
+    alive(live)
+
+
+def test_a_sample_that_cannot_be_trained_is_refused_by_name_and_the_trainer_lives_on() -> None:
+    async def live(trainer: RemoteTrainer) -> None:
+        bad = sample(written([1]), sampled([2], None), traj="train/t/0/7/2")
+        with pytest.raises(TrainerError, match="training rank 0 raised: TrainerError: finish outside a step"):
+            await trainer.finish()
+        await trainer.begin(0, total_weight=None)
+        with pytest.raises(TrainerError, match=r"trajectory train/t/0/7/2 .* lack their rollout log-probabilities"):
+            await trainer.accumulate([*SAMPLES[:2], bad])
+        await trainer.accumulate(SAMPLES[:2])
+        assert (await trainer.finish())["trajectories"] == 2
+
+    alive(live)
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    async def live(trainer: RemoteTrainer) -> None:
+        with pytest.raises(TrainerError, match="cannot write the trainer's checkpoint"):
+            await trainer.checkpoint(str(tmp_path / "file" / "state"), "save")
+        await one_publish(trainer, 0)
+
+    alive(live)
+
+
+def test_a_checkpoint_takes_the_trainer_back_and_a_resize_takes_it_along(tmp_path: Path) -> None:
+    path = str(tmp_path / "trainer.safetensors")
+
+    async def step(trainer: RemoteTrainer) -> Any:
+        await trainer.begin(1, total_weight=None)
+        await trainer.accumulate(SAMPLES[:4])
+        return await trainer.finish()
+
+    async def live(trainer: RemoteTrainer) -> None:
+        before = await one_publish(trainer, 0)
+        await trainer.checkpoint(path, "save")
+        metrics = await step(trainer)
+        assert await one_publish(trainer, 1) != before
+        await trainer.checkpoint(path, "load")
+        await trainer.resize(["another"])
+        assert await one_publish(trainer, 2) == before
+        assert await step(trainer) == metrics
+        await trainer.begin(2, total_weight=None)
+        with pytest.raises(TrainerError, match="with a step open cannot go to 1 ranks"):
+            await trainer.resize(["another"])
+        await step(trainer)
+        with pytest.raises(TrainerError, match="needs at least one lease"):
+            await trainer.resize([])
+
+    alive(live)
+
+
+def test_transcripts_of_any_kind_warm_a_trainer() -> None:
+    ids = np.arange(1, 9)
+
+    async def live(trainer: RemoteTrainer) -> None:
+        warm = await trainer.warm_start([Transcript(ids, ids % 2 == 0)], steps=2, batch=4, lr=1e-3, seed=0)
+        assert warm["tokens"] == 2 * 4 * 4
+
+    alive(live)
+
+
+def test_a_trainer_that_cannot_start_says_why() -> None:
+    config = CONFIG.model_copy(update={"model": PretrainedModel(kind="pretrained", path="/nowhere")})
+    with pytest.raises(ClusterError, match=r"did not start: .*model.path=/nowhere: no config.json"):
+        asyncio.run(start_trainer(config, VOCAB, InlineActors()))
+
+
+@pytest.fixture
 def ray() -> Iterator[Any]:
     import ray
 
@@ -52,84 +174,19 @@ def ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-def test_a_step_through_actors_equals_one_in_this_process_and_weights_come_in_buckets(ray: Any, tmp_path: Path) -> None:
-    samples = random_samples(8)
-    with trainer_rank(spec_of(CONFIG, VOCAB)) as rank:
-        expected = train_step(rank, samples)
-        old = rank.logprobs(rows_of(rank, [samples]))
+@pytest.mark.ray
+def test_two_ranks_in_processes_train_as_one_until_one_of_them_is_killed(ray: Any) -> None:
+    async def live(trainer: RemoteTrainer) -> None:
+        await one_step(trainer)
+        manifest = await trainer.publish(0)
+        assert isinstance(manifest.location, BucketLocation)
+        assert all(isinstance(handle, ray.ObjectRef) for handle in manifest.location.handles)
+        await one_publish(trainer, 1)
+        os.kill((await trainer.pids())[1], signal.SIGKILL)
+        with pytest.raises(TrainerError, match="training rank 1 lost: "):
+            await trainer.begin(2, total_weight=None)
+        with pytest.raises(TrainerError, match="the trainer is gone: training rank 1 lost"):
+            await trainer.accumulate([])
 
-    async def life() -> None:
-        trainer = await start_trainer(CONFIG, VOCAB)
-        try:
-            await refusals(trainer)
-            await trainer.begin(0, total_weight=total_weight(samples))
-            parts = [await trainer.accumulate(samples[:5]), await trainer.accumulate(samples[5:])]
-            assert sum(part["trajectories"] for part in parts) == 8
-            metrics = await trainer.finish()
-            for name in expected.keys() - {"micro_batches", "padded_tokens"}:
-                assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-7), name
-            found = await trainer.logprobs(samples)
-            for key, logprobs in old.items():
-                assert found[key] == pytest.approx(logprobs, abs=1e-4)
-
-            manifest = await trainer.publish(0)
-            location = manifest.location
-            assert isinstance(location, BucketLocation)
-            assert all(isinstance(handle, ray.ObjectRef) for handle in location.handles)
-            assert len(location.handles) == manifest.buckets == -(-manifest.n_bytes // 2000)
-            buckets = [await handle for handle in location.handles]  # type: ignore[misc]
-            assert fingerprint(unpack(location.index, buckets)) == manifest.fingerprint.digest
-
-            await two_ranks(trainer, manifest.fingerprint.digest, tmp_path)
-        finally:
-            await trainer.stop()
-        with pytest.raises(TrainerError, match="the trainer is gone"):
-            await trainer.finish()
-
-    asyncio.run(life())
-
-
-async def refusals(trainer: RemoteTrainer) -> None:
-    """A sample that cannot be trained and a call out of order are refused with the reason; the trainer lives on."""
-    bad = sample(written([1]), sampled([2], None), traj="train/t/0/7/2")
-    with pytest.raises(TrainerError, match="training rank 0 raised: TrainerError: finish outside a step"):
-        await trainer.finish()
-    await trainer.begin(0, total_weight=None)
-    with pytest.raises(TrainerError, match=r"trajectory train/t/0/7/2 .* lack their rollout log-probabilities"):
-        await trainer.accumulate([*random_samples(2), bad])
-    await trainer.accumulate(random_samples(2))
-
-
-async def two_ranks(trainer: RemoteTrainer, digest: str, folder: Path) -> None:
-    """Go on with two ranks, and load what one rank saved; then one rank dies."""
-    path = str(folder / "trainer.safetensors")
-    await trainer.checkpoint(path, "save")
-    await trainer.begin(1, total_weight=None)
-    with pytest.raises(TrainerError, match="with a step open cannot go to 2 ranks"):
-        await trainer.resize(["a", "b"])
-    await trainer.accumulate(random_samples(4, seed=1))
-    one = await trainer.finish()
-
-    await trainer.checkpoint(path, "load")
-    await trainer.resize(["a", "b"])
-    assert (await trainer.publish(1)).fingerprint.digest == digest
-    await trainer.begin(1, total_weight=None)
-    await trainer.accumulate(random_samples(4, seed=1))
-    two = await trainer.finish()
-    for name in ("loss", "grad_norm", "entropy", "tis_mean", "trajectories"):
-        assert two[name] == pytest.approx(one[name], rel=1e-4), name
-    ids = np.arange(1, 9)
-    warm = await trainer.warm_start([Transcript(ids, ids % 2 == 0)], steps=2, batch=4, lr=1e-3, seed=0)
-    assert warm["tokens"] == 2 * 4 * 4
-
-    os.kill((await trainer.pids())[1], signal.SIGKILL)
-    with pytest.raises(TrainerError, match="training rank 1 lost: "):
-        await trainer.begin(2, total_weight=None)
-    with pytest.raises(TrainerError, match="the trainer is gone: training rank 1 lost"):
-        await trainer.accumulate([])
-
-
-def test_a_trainer_that_cannot_start_says_why_and_leaves_no_process(ray: Any) -> None:
-    config = CONFIG.model_copy(update={"model": PretrainedModel(kind="pretrained", path="/nowhere")})
-    with pytest.raises(ClusterError, match=r"did not start: .*model.path=/nowhere: no config.json"):
-        asyncio.run(start_trainer(config, VOCAB))
+    two = CONFIG.trainer.model_copy(update={"ranks": 2})
+    alive(live, RayActors(), CONFIG.model_copy(update={"trainer": two}))

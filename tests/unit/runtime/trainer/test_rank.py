@@ -94,8 +94,8 @@ def test_splitting_a_trajectory_into_segments_changes_no_gradient_and_no_metric(
         assert parts_metrics[name] == pytest.approx(whole_metrics[name], rel=1e-5), name
 
 
-def test_steps_equal_those_of_adamw_in_float64_with_clipping_and_warmup() -> None:
-    optimizer = Optimizer(lr=0.02, grad_clip=0.5, warmup_steps=3, weight_decay=0.1)
+def test_steps_equal_those_of_adamw_in_float64_with_clipping_warm_up_and_decay() -> None:
+    optimizer = Optimizer(lr=0.02, grad_clip=0.5, warmup_steps=2, weight_decay=0.1, decay="linear")
     spec = spec_with(optimizer=optimizer)
     model = reference_model(spec)
     exact = torch.optim.AdamW(
@@ -111,7 +111,7 @@ def test_steps_equal_those_of_adamw_in_float64_with_clipping_and_warmup() -> Non
             metrics = train_step(rank, samples[:2], samples[2:])
             reference_step(spec, samples, model)
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.grad_clip))
-            exact.param_groups[0]["lr"] = optimizer.lr * min(1.0, (step + 1) / 3)
+            exact.param_groups[0]["lr"] = 0.02 * [1 / 2, 1, 1, 5 / 6][step]  # of 8 steps in all
             exact.step()
             assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
             assert metrics["lr"] == pytest.approx(exact.param_groups[0]["lr"])

@@ -113,14 +113,3 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
         offer = rank.publish(4)
     assert offer is not None
     assert offer.digest == ranks[0]["digest"], "two ranks' checkpoint, loaded by one"
-
-
-def work2(number: int, folder: Path) -> None:
-    import faulthandler
-
-    faulthandler.enable()
-    torch.set_num_threads(1)
-    rank = TrainerRank(spec_for(2), rank=number, store=FileStore(str(folder / "store"), 2))
-    run(rank, folder)
-    rank.close()
-    print("closed", number, flush=True)

@@ -45,6 +45,7 @@ def spec_with(
         optimizer=optimizer or Optimizer(),
         sampling=sampling or SamplingConfig(),
         trainer=trainer or TrainerConfig(),
+        total_steps=8,
         timeout_s=60.0,
     )
 
