@@ -263,6 +263,8 @@ class Window:
     wall_s: float
     cpu_s: float
     lags_s: list[float] = field(repr=False)
+    cpu_lags_s: list[float] = field(repr=False)
+    """The same lateness in CPU time of this process: what the lag would be if nobody else used the machine."""
     live: list[int] = field(repr=False)
     steps: int
 
@@ -274,10 +276,6 @@ class Window:
     def rate(self) -> float:
         return self.decisions / self.wall_s
 
-    @property
-    def p99_lag_s(self) -> float:
-        return statistics.quantiles(self.lags_s, n=100)[98]
-
 
 def a_run(live: int) -> tuple[RunConfig, tuple[TaskSpec, ...]]:
     """About `live` trajectories at any time: eleven batches may be open, one of them is full when it is trained."""
@@ -286,7 +284,7 @@ def a_run(live: int) -> tuple[RunConfig, tuple[TaskSpec, ...]]:
         TaskSpec(
             name=name,
             ratio=ratio,
-            train=range(1 << 20),
+            train=range(1 << 16),
             max_turns=MOST_TURNS,
             max_tokens=TURN_TOKENS,
             max_context=1 << 20,
@@ -300,6 +298,7 @@ def a_run(live: int) -> tuple[RunConfig, tuple[TaskSpec, ...]]:
                 "steps": 1_000_000, "batch": batch, "group_size": GROUP_SIZE, "max_staleness": live // batch,
             },
             "engine": {"count": ENGINES},
+            "envs": {"sessions_per_host": 2 * LIVE},
             "eval": {"episodes": 0},
         }
     )  # fmt: skip
@@ -308,7 +307,7 @@ def a_run(live: int) -> tuple[RunConfig, tuple[TaskSpec, ...]]:
 
 async def measured(live: int, decisions: int) -> Window:
     """Run with `live` trajectories and look at `decisions` of their turns."""
-    counts, lags, lives = Counts(), list[float](), list[int]()
+    counts, lags, cpu_lags, lives = Counts(), list[float](), list[float](), list[int]()
     config, tasks = a_run(live)
     world = World(name="fake", cluster=FakeCluster(), store=VersionBook(), tasks=tasks, sinks=(counts,))
     running = asyncio.create_task(run(config, world))
@@ -316,19 +315,24 @@ async def measured(live: int, decisions: int) -> Window:
         await asyncio.sleep(TICK_S)
     first, steps, wall, cpu = counts.turns, counts.steps, time.perf_counter(), time.process_time()
     while counts.turns < first + decisions and not running.done():
-        due = time.perf_counter() + TICK_S
+        due, cpu_due = time.perf_counter() + TICK_S, time.process_time() + TICK_S
         await asyncio.sleep(TICK_S)
         lags.append(max(0.0, time.perf_counter() - due))
+        cpu_lags.append(max(0.0, time.process_time() - cpu_due))
         lives.append(counts.live)
     window = Window(
-        decisions=counts.turns - first, wall_s=time.perf_counter() - wall, cpu_s=time.process_time() - cpu, lags_s=lags,
-        live=lives, steps=counts.steps - steps,
+        decisions=counts.turns - first, wall_s=time.perf_counter() - wall, cpu_s=time.process_time() - cpu,
+        lags_s=lags, cpu_lags_s=cpu_lags, live=lives, steps=counts.steps - steps,
     )  # fmt: skip
     running.cancel()
     await asyncio.wait([running])
     if not running.cancelled():
         running.result()
     return window
+
+
+def p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
 
 
 def cases(few: Window, many: Window) -> list[dict[str, Any]]:
@@ -338,12 +342,14 @@ def cases(few: Window, many: Window) -> list[dict[str, Any]]:
 
     return [
         case("turn decisions at 10,000 live", many.rate, "1/s", TARGETS["decisions_per_s"], at_most=False),
-        case("P99 loop lag at 10,000 live", 1e3 * many.p99_lag_s, "ms", TARGETS["p99_lag_ms"]),
+        case("P99 loop lag at 10,000 live", 1e3 * p99(many.lags_s), "ms", TARGETS["p99_lag_ms"]),
         case("cost per decision, 10,000 live over 100 live", many.cost_s / few.cost_s, "ratio", TARGETS["cost_ratio"]),
         case("CPU per decision at 10,000 live", 1e6 * many.cost_s, "us"),
         case("CPU per decision at 100 live", 1e6 * few.cost_s, "us"),
         case("turn decisions at 100 live", few.rate, "1/s"),
+        case("P99 loop lag at 10,000 live, in CPU time", 1e3 * p99(many.cpu_lags_s), "ms"),
         case("longest loop lag at 10,000 live", 1e3 * max(many.lags_s), "ms"),
+        case("longest loop lag at 10,000 live, in CPU time", 1e3 * max(many.cpu_lags_s), "ms"),
         case("live trajectories, mean, of 10,000", statistics.mean(many.live), "trajectories"),
         case("live trajectories, mean, of 100", statistics.mean(few.live), "trajectories"),
         case("batches trained in the window at 10,000 live", many.steps, "batches"),

@@ -166,7 +166,7 @@ class Cluster(Protocol):
         ...
 
     def changes(self) -> AsyncIterator[Change]:
-        """Joins, losses, revocations, load, preemptions; ends when the cluster is closed."""
+        """Joins, losses, revocations, load, preemptions, as they come, until the reader is cancelled."""
         ...
 
 

@@ -24,6 +24,7 @@ from rollart.config.schema import (
 )
 from rollart.core.resources import DEFAULT_DEGREES
 from rollart.core.types import (
+    Failure,
     GroupId,
     Manifest,
     Observation,
@@ -85,10 +86,11 @@ async def started(role: Role) -> AsyncIterator[tuple[Any, LocalCluster]]:
     torch.set_num_threads(1)
     cluster, _ = cluster_of()
     lease = await cluster.acquire(role, "default", DEFAULT_DEGREES, deadline_s=60.0)
+    assert not isinstance(lease, Failure)
     try:
         yield await cluster.start(lease), cluster
     finally:
-        await cluster.release(lease.id)  # type: ignore[union-attr]
+        await cluster.release(lease.id)
 
 
 def ids(n: int, seed: int = 0) -> Tokens:

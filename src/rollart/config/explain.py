@@ -51,11 +51,6 @@ def mix_of(config: RunConfig) -> dict[str, float]:
     return {name: task.ratio / total for name, task in config.tasks.items()}
 
 
-def groups_window(schedule: Schedule) -> int:
-    """Groups that may be open, buffered or in training at once (design: admission)."""
-    return (schedule.max_staleness + 1) * schedule.groups_per_batch + schedule.redundant_groups
-
-
 def parameters_of(model: ScratchModel, vocabulary: int) -> int:
     """Parameters of a model made from scratch, as transformers counts them for the family."""
     head = model.hidden // model.heads
@@ -78,7 +73,7 @@ def sizes(config: RunConfig) -> Sizes:
     if isinstance(config.model, ScratchModel) and isinstance(config.tokenizer, CharsTokenizer):
         parameters = parameters_of(config.model, len(config.tokenizer.alphabet) + 1)  # and the padding token
     per_step = schedule.batch / schedule.steps_per_batch
-    window = groups_window(schedule)
+    window = schedule.groups_window
     return Sizes(
         batches=schedule.steps,
         prompts_per_batch=schedule.groups_per_batch,
@@ -156,12 +151,6 @@ def advisories(config: RunConfig) -> list[str]:
     """Settings that are allowed and may surprise, a line each."""
     found = sizes(config)
     lines: list[str] = []
-    sessions = config.envs.hosts * config.envs.sessions_per_host
-    if found.trajectories_window > sessions:
-        lines.append(
-            f"{found.trajectories_window} trajectories may be open at once, but envs.hosts x envs.sessions_per_host is "
-            f"{sessions}; the rest waits for a session"
-        )
     live = config.engine.count * config.engine.max_live
     if found.trajectories_window > live:
         lines.append(

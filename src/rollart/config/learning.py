@@ -39,6 +39,11 @@ class Schedule(Node):
     def groups_per_batch(self) -> int:
         return self.batch // self.group_size
 
+    @property
+    def groups_window(self) -> int:
+        """Groups that may be open, buffered or in training at once (design: admission)."""
+        return (self.max_staleness + 1) * self.groups_per_batch + self.redundant_groups
+
     @model_validator(mode="after")
     def _whole_groups(self) -> Schedule:
         whole = self.batch % self.group_size == 0
@@ -126,10 +131,15 @@ class Optimizer(Node):
     """How the rate goes from lr to 0 over the steps of the run."""
 
 
+MIN_TEMPERATURE = 1e-3
+"""Logits are divided by it and exponentiated; below it a draw is greedy and its log-probabilities say nothing."""
+
+
 class SamplingConfig(Node):
     """How tokens are drawn while training."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
+    """Below its bound logits over it would overflow; evaluation scores greedily apart from this."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Smallest set of tokens with at least this probability; 1: all."""
     top_k: int = Field(default=0, ge=0)

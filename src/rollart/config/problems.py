@@ -183,6 +183,6 @@ def task_problems(name: str, task: TaskConfig) -> list[str]:
             f"{at}.size={task.size}: {at}.env.digits={env.digits} makes only {10**env.digits} different problems; "
             "use fewer instances or more digits"
         )
-    if isinstance(env, FrozenLakeEnv) and env.map == "default" and task.size > 1 and not env.slippery:
+    if isinstance(env, FrozenLakeEnv) and env.map == "default" and task.size > 1:
         problems.append(f"{at}.size={task.size}: there is one default map; use size=1, or {at}.env.map=random")
     return problems

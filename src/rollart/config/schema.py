@@ -148,5 +148,25 @@ class RunConfig(Node):
             "trainer.ranks=1, or world.kind=local"
             if isinstance(self.world, InlineWorld) and self.trainer.ranks > 1
             else None,
+            *self._too_small(),
         )
         return self
+
+    def _too_small(self) -> list[str]:
+        """Pools in which what may live at once has no room, a line each."""
+        schedule, envs, problems = self.schedule, self.envs, list[str]()
+        if isinstance(self.model, ScratchModel) and self.engine.kv_tokens < self.model.max_positions:
+            problems.append(
+                f"engine.kv_tokens={self.engine.kv_tokens} is below model.max_positions={self.model.max_positions}, so one "
+                f"long trajectory has no room in an engine; use engine.kv_tokens={self.model.max_positions} or more"
+            )
+        attempts = schedule.groups_window * (schedule.group_size + schedule.redundancy)
+        wanted, sessions = attempts + self.eval.concurrency, envs.hosts * envs.sessions_per_host
+        if sessions < wanted:
+            problems.append(
+                f"envs.hosts={envs.hosts} x envs.sessions_per_host={envs.sessions_per_host} is {sessions} sessions, but "
+                f"{wanted} may be open at once ({attempts} attempts in the window of schedule.max_staleness="
+                f"{schedule.max_staleness}, and eval.concurrency={self.eval.concurrency}); use envs.sessions_per_host="
+                f"{-(-wanted // envs.hosts)} or more"
+            )
+        return problems

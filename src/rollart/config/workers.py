@@ -72,6 +72,8 @@ class Deadlines(Node):
     """How long live pinned requests (evaluation) may delay an apply."""
     train_s: float = Field(default=600.0, gt=0)
     """One call of the trainer."""
+    prepare_s: float = Field(default=900.0, gt=0)
+    """Baselines and warm start together."""
     start_s: float = Field(default=180.0, gt=0)
     """Starting one worker."""
 
@@ -122,7 +124,7 @@ class BaselineConfig(Node):
     """What no learning reaches, measured before training: random actions, the best constant answer."""
 
     episodes: int = Field(default=256, ge=1)
-    """Per task and baseline."""
+    """Random episodes per task that are scored. Constant answers are tried on all instances, up to a fixed number."""
 
 
 class WarmStart(Node):

@@ -20,6 +20,7 @@ from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
 from rollart.core.lifecycle import GROUP, Lifecycle
 from rollart.core.types import DropReason, Failure, TaskInstance, Trajectory, Version
+from rollart.sched.mixing import Mix
 from rollart.sched.redundancy import Unfinished, losers
 from rollart.sched.staleness import Ready, Window, hopeless, oldest_allowed, release
 
@@ -44,6 +45,8 @@ class Group:
     """Of the oldest token of members that are done."""
     n_sampled: int = 0
     """Tokens of members that are done."""
+    versions: list[tuple[Version, Version]] = field(default_factory=list)
+    """Oldest and newest version of each member that is done and has sampled."""
 
     @property
     def id(self) -> str:
@@ -52,8 +55,12 @@ class Group:
     def add(self, trajectory: Trajectory) -> None:
         """A member is done."""
         self.done.append(trajectory)
-        self.n_sampled += trajectory.n_sampled
-        self.oldest = _older(self.oldest, trajectory.oldest_version)
+        spans = trajectory.spans
+        if spans:
+            # versions never fall inside a trajectory
+            self.versions.append((spans[0].version, spans[-1].version))
+            self.n_sampled += sum(span.n_tokens for span in spans)
+            self.oldest = _older(self.oldest, spans[0].version)
 
 
 def _older(one: Version | None, other: Version | None) -> Version | None:
@@ -64,6 +71,8 @@ def _oldest_of(group: Group, live: Mapping[Key, Version]) -> Version | None:
     """Of all tokens that the group has now: of members that are done, of running ones delivered or still live."""
     oldest = group.oldest
     for attempt in group.running.values():
+        if attempt.ended:  # failed, and waiting to be tried again: its tokens are dropped already
+            continue
         oldest = _older(oldest, _older(attempt.oldest, live.get(attempt.key)))
     return oldest
 
@@ -86,6 +95,8 @@ class Buffer:
         self, record: Recorder, waits: Waits, ledger: Ledger, window: Window, *,
         stop: Callable[[Mapping[Key, Attempt], DropReason], None],
         live_versions: Callable[[], Mapping[Key, Version]],
+        mix: Mix,
+        batches: int,
         mix_window: int,
     ) -> None:  # fmt: skip
         self._record = record
@@ -94,6 +105,8 @@ class Buffer:
         self._stop = stop
         self._live_versions = live_versions
         self.window = window
+        self._mix = mix
+        self._batches = batches
         self.groups: dict[str, Group] = {}
         self._ready: dict[str, Ready] = {}
         """Complete groups that wait for release, as release sees them."""
@@ -114,12 +127,14 @@ class Buffer:
         """Tokens sampled under an older version could not be released any more."""
         return max(0, oldest_allowed(self.next_release, self.window.max_staleness))
 
-    def _first_version(self, ahead: int) -> Version:
-        """The oldest version that a group may begin with when `ahead` others are released before it, oldest first.
+    @property
+    def first_version(self) -> Version:
+        """The oldest version that the next group may begin with: all groups there are released before it, oldest first.
 
         Engines still serve an older version for a while after room has come with a new one. What begins with that is due a
         release early, together with a whole batch that is due then by right, and one of the two is thrown away.
         """
+        ahead = self.window.open + self.window.buffered
         batches = min(ahead // self.window.groups_per_batch, self.window.max_staleness)
         return max(0, oldest_allowed(self.next_release + batches, self.window.max_staleness))
 
@@ -127,8 +142,7 @@ class Buffer:
 
     def open(self, instance: TaskInstance, *, members: int, room: int) -> Group:
         life = Lifecycle(GROUP, instance.group_id, "open")
-        ahead = self.window.open + self.window.buffered
-        group = Group(instance=instance, order=self._opened, life=life, min_version=self._first_version(ahead))
+        group = Group(instance=instance, order=self._opened, life=life, min_version=self.first_version)
         self._opened += 1
         self.groups[group.id] = group
         self.counts[instance.task] = self.counts.get(instance.task, 0) + 1
@@ -170,12 +184,24 @@ class Buffer:
 
     # --- release -------------------------------------------------------------------------------------------------------
 
-    async def take(self, step: int, version: Version, quota: Mapping[str, int], *, deadline_s: float) -> Batch:
+    @property
+    def wanted(self) -> int:
+        """Batches that are still to be released."""
+        return self._batches - self.released
+
+    @property
+    def room(self) -> int:
+        """How many groups may open now."""
+        # a batch that is released and not yet published still fills the window
+        in_training = -(-self.window.training // self.window.groups_per_batch)
+        return self.window.room(batches_left=self.wanted + in_training)
+
+    async def take(self, step: int, version: Version, *, deadline_s: float) -> Batch:
         """The batch of `step`, to be trained at `version`; waits until every task's quota is there.
 
         Raises RunFailed when the batch does not come by the absolute deadline.
         """
-        started = asyncio.get_running_loop().time()
+        started, quota = asyncio.get_running_loop().time(), self._mix.quota(step)
         while True:
             decision = release(
                 tuple(self._ready.values()), version=version, max_staleness=self.window.max_staleness, quota=quota
@@ -208,8 +234,8 @@ class Buffer:
         self.released += 1
         self._recent.append(Counter(trajectory.instance.task for trajectory in batch.trajectories))
         mixed = sum(self._recent, Counter())
-        lags = [version - t.oldest_version for t in batch.trajectories if t.oldest_version is not None]
-        newest = [version - t.newest_version for t in batch.trajectories if t.newest_version is not None]
+        lags = [version - oldest for group in batch.groups for oldest, _ in group.versions]
+        newest = [version - newest for group in batch.groups for _, newest in group.versions]
         self._record(
             "batch_released", step=step, version=version, groups=list(names), trajectories=len(batch.trajectories),
             tokens=sum(group.n_sampled for group in batch.groups), staleness_mean=sum(lags) / max(1, len(lags)),
@@ -217,22 +243,27 @@ class Buffer:
             waited_s=round(waited_s, 6), quota=dict(quota),
             mix={task: round(n / mixed.total(), 6) for task, n in sorted(mixed.items())},
         )  # fmt: skip
-        self._prune()
+        self._prune(step)
         return batch
 
-    def _prune(self) -> None:
+    def _prune(self, step: int) -> None:
         """After a release: abort what can no longer be trained, drop what redundant groups over-produced."""
         live = self._live_versions()
         for group in [g for g in self.groups.values() if g.life.state in ("open", "buffered")]:
             if hopeless(_oldest_of(group, live), self.next_release, self.window.max_staleness):
                 self.drop(group, "stale")
-        surplus = self.window.surplus
-        if surplus:
+        if self.window.redundant_groups:
+            coming = range(step + 1, step + 1 + min(self.window.max_staleness, self.wanted))
+            wanted = sum((Counter(self._mix.quota(one)) for one in coming), Counter())
             view = {
-                state: [Unfinished(group=g.id, order=g.order) for g in self.groups.values() if g.life.state == state]
+                state: [
+                    Unfinished(group=g.id, task=g.instance.task, order=g.order)
+                    for g in self.groups.values()
+                    if g.life.state == state
+                ]
                 for state in ("open", "buffered")
             }
-            for name in losers(view["open"], view["buffered"], surplus=surplus):
+            for name in losers(view["open"], view["buffered"], wanted=wanted):
                 self.drop(self.groups[name], "redundant")
 
     def trained(self, batch: Batch) -> None:

@@ -151,7 +151,7 @@ class Fleet:
         while True:
             if key in self._aborting:
                 return Turn(pieces=pieces, finish="aborted")
-            choice = await self._choose(key, request)
+            choice = await self._choose(key, _part(request, part, pieces, self.min_version))
             if isinstance(choice, Failure):
                 return Turn(pieces=pieces, finish="failed", failure=choice)
             if key in self._aborting:
@@ -180,7 +180,7 @@ class Fleet:
             choice = self.router.choose(
                 home=self._homes.get(key),
                 pools=self._affinity.get(request.domain, ()),
-                min_version=self._least(request),
+                min_version=max(request.min_version, self.min_version) if _trained(request) else 0,
                 pin=request.pin,
                 draw=draw,
             )
@@ -188,7 +188,8 @@ class Fleet:
                 return choice
             if request.pin is not None and len(self.router) and self.router.oldest > request.pin:
                 return failure("engine", "refused", f"no engine serves version {request.pin} any more", retryable=False)
-            what = f"an engine at version {request.pin if request.pin is not None else f'>= {self._least(request)}'}"
+            least = max(request.min_version, self.min_version)
+            what = f"an engine at version {request.pin if request.pin is not None else f'>= {least}'}"
             try:
                 await self._waits.on(self.changed.wait(), what=what, deadline_s=request.deadline_s)
             except WaitExpired as expired:
@@ -196,41 +197,33 @@ class Fleet:
             if key in self._aborting:
                 return failure("engine", "refused", "aborted while it waited for an engine")
 
-    def _least(self, request: TurnRequest) -> Version:
-        """The oldest version that may sample this turn now."""
-        if request.pin is not None or request.purpose != "train":
-            return 0
-        return max(request.min_version, self.min_version)
-
     async def _ask(self, choice: Choice, key: Key, ask: TurnRequest) -> Generation:
         loop = asyncio.get_running_loop()
         name, engine, started = choice.engine, self.engines[choice.engine], loop.time()
         traj, attempt, turn, part = ask.id
         self._record(
             "turn_routed", traj=traj, attempt=attempt, turn=turn, part=part, engine=name, load=choice.load,
-            sticky=choice.sticky,
+            sticky=choice.sticky, **({"fallback": True} if choice.fallback else {}),
         )  # fmt: skip
         self.router.started(name)
         self._homes[key] = name
         self._live[key] = (name, ask.id)
-        # the deadline aborts by value first, so that the tokens so far come back and the ledger closes
-        overdue = (
-            loop.call_at(ask.deadline_s, self._send_abort, engine, [ask.id]) if ask.deadline_s < _FOREVER else None
-        )
         try:
+            # the deadline aborts by value first, so that the tokens so far come back and the ledger closes
             answer = await self._waits.on(
-                engine.generate(ask), what="engines to generate", deadline_s=ask.deadline_s + self._waits.grace_s
+                engine.generate(ask),
+                what="engines to generate",
+                deadline_s=ask.deadline_s,
+                overdue=lambda: self._send_abort(engine, [ask.id]),
             )
         except WaitExpired as expired:
             answer = _nothing(failure("engine", "timeout", f"{name} does not answer: {expired}"))
         finally:
-            if overdue is not None:
-                overdue.cancel()
             self.router.finished(name)
             del self._live[key]
-        if name not in self.engines and answer.failure is None:
-            # `lost` has closed this engine's book with these tokens in it
-            answer = _nothing(failure("engine", "lost", f"{name} was given up before its answer came"))
+        if name not in self.engines:  # `lost` has closed this engine's book with these tokens in it
+            gone = failure("engine", "lost", f"{name} was given up before its answer came")
+            answer = _nothing(answer.failure or gone)
         self._ledger.deliver(name, answer.tokens.n_tokens, ask.purpose)
         if answer.finish == "aborted" and loop.time() >= ask.deadline_s:
             why = failure("engine", "timeout", f"the turn was not done by its deadline on {name}")
@@ -269,13 +262,12 @@ class Fleet:
         self._spawn(engine.abort(ids))
 
 
-_FOREVER = float("inf")
-
-
 def _part(request: TurnRequest, part: int, pieces: tuple[Tokens, ...], min_version: Version) -> TurnRequest:
-    """The request for what is left of a turn after `pieces`."""
-    if request.pin is None and request.purpose == "train":
-        request = replace(request, min_version=max(request.min_version, min_version))
+    """The request for what is left of a turn after `pieces`; its versions go on from theirs."""
+    if pieces:
+        min_version = max(min_version, pieces[-1].spans[-1].version)
+    if _trained(request) and request.min_version < min_version:
+        request = replace(request, min_version=min_version)
     if not pieces and not part:
         return request
     return replace(
@@ -284,6 +276,10 @@ def _part(request: TurnRequest, part: int, pieces: tuple[Tokens, ...], min_versi
         context=request.context.extended(*pieces),
         max_tokens=request.max_tokens - sum(piece.n_tokens for piece in pieces),
     )
+
+
+def _trained(request: TurnRequest) -> bool:
+    return request.pin is None and request.purpose == "train"
 
 
 def _nothing(why: Failure) -> Generation:

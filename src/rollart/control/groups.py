@@ -20,7 +20,7 @@ from rollart.core.errors import InvariantBroken, RunFailed, describe
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
 from rollart.core.seeds import seed_of
-from rollart.core.types import DROP_REASONS, DropReason, Sampling, Trajectory
+from rollart.core.types import DROP_REASONS, DropReason, Sampling, Trajectory, Version
 from rollart.sched import failure as failures
 from rollart.sched.mixing import Mix
 from rollart.sched.redundancy import group_verdict
@@ -46,7 +46,7 @@ class Groups:
     def __init__(
         self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, rollout: Rollout, mix: Mix, *,
         rules: GroupRules, sampling: Mapping[str, Sampling], patience: failures.Patience, spawn: Spawn,
-        keep: Callable[[Trajectory], None],
+        keep: Callable[[Trajectory], None], newest_served: Callable[[], Version],
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
@@ -59,16 +59,16 @@ class Groups:
         self._patience = patience
         self._spawn = spawn
         self._keep = keep
+        self._newest_served = newest_served
         self.cursors = {name: Cursor(spec, rules.seed) for name, spec in rollout.tasks.items()}
 
-    async def produce(self, *, batches: int) -> None:
-        """Open groups until the last of `batches` batches is released."""
+    async def produce(self) -> None:
+        """Open groups until the last batch is released."""
         buffer, opened = self._buffer, 0
-        while buffer.released < batches:
-            # batches released but not yet published still fill the window
-            in_training = -(-buffer.window.training // buffer.window.groups_per_batch)
-            room = buffer.window.room(batches_left=batches - buffer.released + in_training)
-            if room:
+        while buffer.wanted:
+            room = buffer.room
+            # what no engine serves yet cannot be sampled under: opened now, it would only use up its members' deadlines
+            if room and self._newest_served() >= buffer.first_version:
                 self._open(self._mix.next(buffer.counts), room)
                 opened += 1
                 if opened % OPENINGS_PER_TURN == 0:
@@ -76,7 +76,8 @@ class Groups:
                 continue
             deadline = asyncio.get_running_loop().time() + self._rules.room_wait_s
             try:
-                await self._waits.on(buffer.changed.wait(), what="room in the staleness window", deadline_s=deadline)
+                what = "an engine to apply the next version" if room else "room in the staleness window"
+                await self._waits.on(buffer.changed.wait(), what=what, deadline_s=deadline)
             except WaitExpired as expired:
                 raise RunFailed(f"no group was trained or given up: {expired}", buffer.last_failure) from expired
 
@@ -154,10 +155,12 @@ class Groups:
             failure=describe(why), decision=type(decision).__name__,
         )  # fmt: skip
         if self._patience.failed() or isinstance(decision, failures.EndRun):
+            n, most = self._patience.in_a_row, self._patience.give_up_after
+            rule = f"{n} attempts in a row failed" if n >= most else "failure.on_failure says so"
             raise RunFailed(
-                f"{self._patience.in_a_row} attempts in a row failed (failure.give_up_after="
-                f"{self._patience.give_up_after}); the last was {trajectory.id} attempt {trajectory.attempt}", why
-            )  # fmt: skip
+                f"the run ends with {trajectory.id}, attempt {trajectory.attempt}: {rule} (failure.give_up_after={most})",
+                why,
+            )
         if isinstance(decision, failures.Retry):
             return decision.after_s
         del group.running[member]

@@ -14,6 +14,8 @@ from rollart.core.types import Failure, Trajectory
 from rollart.ports import Scorer
 from rollart.sched.timeouts import call_deadline
 
+PAUSE_S = 0.1
+"""Before a failed scoring is tried again; doubled each time, so that a service that is overloaded gets some air."""
 TRIES = 3
 """A scorer is stateless, so asking again is cheap beside the trajectory that would be lost."""
 
@@ -29,7 +31,9 @@ class Rewards:
         if self._scorer is None:
             return failure("scorer", "lost", f"task {trajectory.instance.task!r} names a scorer and none is running")
         last: float | Failure = failure("scorer", "timeout", "no time was left for scoring")
-        for _ in range(TRIES):
+        for turn in range(TRIES):
+            if turn:
+                await asyncio.sleep(PAUSE_S * 2 ** (turn - 1))
             now = asyncio.get_running_loop().time()
             if now >= work_until_s:
                 break

@@ -65,15 +65,22 @@ class Attempt:
     """Absolute; teardown ends by then."""
     sampling: Sampling
     min_version: Version = 0
+    """What is still to be sampled, is sampled under this version or a newer one; rises with what was delivered."""
     pin: Version | None = None
     stop: DropReason | None = None
     ended: bool = False
     oldest: Version | None = None
     """Oldest version among the tokens delivered so far."""
+    key: Key = field(init=False)
 
-    @property
-    def key(self) -> Key:
-        return (self.instance.traj_id(self.member), self.attempt)
+    def __post_init__(self) -> None:
+        self.key = (self.instance.traj_id(self.member), self.attempt)
+
+    def delivered(self, pieces: tuple[Tokens, ...]) -> None:
+        """Versions never fall inside a trajectory, also when it moves to an engine that is behind."""
+        if self.oldest is None:
+            self.oldest = pieces[0].spans[0].version
+        self.min_version = max(self.min_version, pieces[-1].spans[-1].version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,8 @@ class _Running:
     shared: Rollout
     who: Attempt
     segments: list[Segment] = field(default_factory=lambda: [Segment()])
+    context_tokens: int = 0
+    """Of the last segment."""
     rewards: list[float] = field(default_factory=list)
     evidence: list[object] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -146,11 +155,14 @@ class _Running:
         self._record("traj_started", group=who.instance.group_id, task=who.instance.task, purpose=who.instance.purpose)
         session: Session | None = None
         try:
-            opened = await self._open()
-            if isinstance(opened, Failure):
+            opened = await self._open() if who.stop is None else None
+            session = None if isinstance(opened, Failure) else opened
+            if who.stop is not None:
+                end = _End("aborted", who.stop)
+            elif isinstance(opened, Failure):
                 end = _End("failed", opened.kind, opened)
             else:
-                session = opened
+                assert session is not None
                 end = await self._play(session, life)
             if end.status == "done":
                 life.to("scoring")
@@ -203,8 +215,10 @@ class _Running:
     def _observe(self, observation: Observation) -> None:
         if observation.new_segment is not None:
             self.segments.append(observation.new_segment)
+            self.context_tokens = observation.new_segment.n_tokens
         elif observation.tokens.n_tokens:
             self.segments[-1] = self.segments[-1].extended(observation.tokens)
+            self.context_tokens += observation.tokens.n_tokens
         if observation.reward is not None:
             self.rewards.append(observation.reward)
         if observation.evidence is not None:
@@ -222,7 +236,7 @@ class _Running:
             return _End("done", "truncated")
         if self.turns >= spec.max_turns:
             return _End("done", "max_turns")
-        if self.segments[-1].n_tokens >= spec.max_context:
+        if self.context_tokens >= spec.max_context:
             return _End("done", "length")
         return None
 
@@ -251,7 +265,7 @@ class _Running:
                 purpose=who.instance.purpose,
                 domain=who.instance.task,
                 context=segment,
-                max_tokens=min(spec.max_tokens, spec.max_context - segment.n_tokens),
+                max_tokens=min(spec.max_tokens, spec.max_context - self.context_tokens),
                 sampling=who.sampling,
                 min_version=who.min_version,
                 pin=who.pin,
@@ -262,8 +276,8 @@ class _Running:
         self.turns += 1
         if turn.pieces:
             self.segments[-1] = segment.extended(*turn.pieces)
-            versions = [span.version for piece in turn.pieces for span in piece.spans]
-            who.oldest = min(versions if who.oldest is None else [who.oldest, *versions])
+            self.context_tokens += turn.n_tokens
+            who.delivered(turn.pieces)
         if who.stop is not None:
             return _End("aborted", who.stop)
         if turn.failure is not None:
@@ -303,13 +317,14 @@ class _Running:
 
     def _finished(self, trajectory: Trajectory) -> None:
         why = {} if trajectory.failure is None else {"failure": describe(trajectory.failure)}
+        spans = trajectory.spans
         self._record(
             "traj_finished", group=trajectory.group_id, task=trajectory.instance.task,
             purpose=trajectory.instance.purpose, status=trajectory.status, cause=trajectory.finish_cause,
             reward=trajectory.reward, turns=trajectory.turns, bad_actions=trajectory.bad_actions,
-            sampled=trajectory.n_sampled, context=sum(segment.n_tokens for segment in trajectory.segments),
-            oldest_version=trajectory.oldest_version, newest_version=trajectory.newest_version,
-            spans=len(trajectory.spans), metrics=dict(trajectory.metrics),
+            sampled=sum(span.n_tokens for span in spans), context=sum(segment.n_tokens for segment in trajectory.segments),
+            oldest_version=spans[0].version if spans else None, newest_version=spans[-1].version if spans else None,
+            spans=len(spans), metrics=dict(trajectory.metrics),
             seconds={name: round(value, 6) for name, value in self.timings.items()}, **why,
         )  # fmt: skip
 

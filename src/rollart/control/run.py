@@ -38,7 +38,7 @@ from rollart.control.rollout import CallLimits, Rollout
 from rollart.control.train import Training, TrainRules
 from rollart.control.waits import WaitExpired, Waits
 from rollart.control.weights import WeightRules, Weights
-from rollart.core.errors import RollartError, RunFailed, failure
+from rollart.core.errors import RunFailed, failure
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
 from rollart.core.resources import DEFAULT_DEGREES
@@ -100,9 +100,9 @@ async def _recorded(config: RunConfig, world: World, job: Callable[[_Wired], Awa
     try:
         ports = await _start(config, world, leases)
         result = await _supervised(config, world, record, ports, job)
-    except (RollartError, asyncio.CancelledError) as error:
+    except BaseException as error:  # every end is in the record, that of a bug too
         status = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
-        record("run_finished", status=status, why=str(error))
+        record("run_finished", status=status, why=str(error) or type(error).__name__)
         raise
     finally:
         for lease in reversed(leases):
@@ -213,11 +213,15 @@ class _Wired:
             window,
             stop=self.rollout.stop,
             live_versions=fleet.live_versions,
+            mix=self.mix,
+            batches=schedule.steps,
             mix_window=schedule.mix_window,
         )
+        fleet.changed.forward_to(self.buffer.changed)  # a version that is served may let a group open
         self.groups = Groups(
             record, waits, ledger, self.buffer, self.rollout, self.mix, rules=_group_rules(config), sampling=sampling,
             patience=Patience(config.failure.give_up_after), spawn=self._spawn_attempt, keep=world.keep,
+            newest_served=lambda: fleet.router.newest,
         )  # fmt: skip
         self.weights = Weights(
             record, waits, fleet, ports.trainer, world.store,
@@ -228,7 +232,7 @@ class _Wired:
             concurrency=config.eval.concurrency, keep=world.keep,
         )  # fmt: skip
         self.training = Training(
-            record, waits, ledger, self.buffer, fleet, self.weights, ports.trainer, self.mix, after_step=self._after,
+            record, waits, ledger, self.buffer, fleet, self.weights, ports.trainer, after_step=self._after,
             rules=TrainRules(
                 steps=schedule.steps, steps_per_batch=schedule.steps_per_batch, paper=schedule.sync_order == "paper",
                 algorithm=config.algorithm, batch_s=limits.batch_s, train_s=limits.train_s, seed=config.seed,
@@ -242,10 +246,13 @@ class _Wired:
         """Warm start, first weights, evaluation, training, evaluation."""
         self._daemon(self._watch(), "watch")
         if self.world.prepare is not None:
-            await self.world.prepare(self.ports.trainer, self.record)
+            preparing = self.world.prepare(self.ports.trainer, self.record)
+            await self.waits.on(
+                preparing, what="baselines and warm start", deadline_s=self._by(self.config.deadlines.prepare_s)
+            )
         await self._serve(0)
         await self._evaluate("before", 0, ("sampled",))
-        producing = self._group.create_task(self.groups.produce(batches=self.config.schedule.steps), name="groups")
+        producing = self._group.create_task(self.groups.produce(), name="groups")
         version = await self.training.run(first_step=0, version=0)
         await producing
         if self._evaluating is not None:
@@ -254,7 +261,9 @@ class _Wired:
         await self.weights.sync()
         await self._evaluate("after", version, ("sampled", "greedy") if self.config.eval.greedy else ("sampled",))
         if self.world.conclude is not None:
-            await self.world.conclude((await self.world.store.chain(None, version))[-1])
+            last = (await self.world.store.chain(None, version))[-1]
+            limit_s = self.config.deadlines.weights_s
+            await self.waits.on(self.world.conclude(last), what="the model to be kept", deadline_s=self._by(limit_s))
         return Result(steps=self.config.schedule.steps, version=version, evaluations=self.evaluations)
 
     async def score(self, *, version: Version, mode: Mode) -> Result:
@@ -263,6 +272,9 @@ class _Wired:
         await self._serve(version)
         scores = await self.evaluator.run("asked", version, episodes=None, modes=(mode,))
         return Result(steps=0, version=version, evaluations={"asked": scores})
+
+    def _by(self, limit_s: float) -> float:
+        return asyncio.get_running_loop().time() + limit_s
 
     async def _serve(self, version: Version) -> None:
         """Bring the trainer's present weights to all engines, as `version`."""

@@ -22,10 +22,13 @@ from rollart.core.ledger import Ledger
 from rollart.core.seeds import rng
 from rollart.core.types import Sample, Version
 from rollart.learn.advantages import build_samples
+from rollart.learn.credit import total_weight
 from rollart.ports import Trainer
-from rollart.sched.mixing import Mix
 
 T = TypeVar("T")
+
+GROUPS_PER_TURN = 8
+"""Groups made into samples before the loop's other coroutines get a turn: a large batch must not hold the loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class TrainRules:
 class Training:
     def __init__(
         self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, fleet: Fleet, weights: Weights,
-        trainer: Trainer, mix: Mix, *, rules: TrainRules, after_step: Callable[[int, Version], Awaitable[None]],
+        trainer: Trainer, *, rules: TrainRules, after_step: Callable[[int, Version], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
@@ -51,7 +54,6 @@ class Training:
         self._fleet = fleet
         self._weights = weights
         self._trainer = trainer
-        self._mix = mix
         self._rules = rules
         self._after_step = after_step
 
@@ -59,9 +61,7 @@ class Training:
         """Train to the last step; returns the last version. One batch, `steps_per_batch` steps, one version."""
         loop = asyncio.get_running_loop()
         for step in range(first_step, self._rules.steps):
-            batch = await self._buffer.take(
-                step, version, self._mix.quota(step), deadline_s=loop.time() + self._rules.batch_s
-            )
+            batch = await self._buffer.take(step, version, deadline_s=loop.time() + self._rules.batch_s)
             self._fleet.min_version = self._buffer.min_version
             self._fleet.changed.notify()
             if self._rules.paper:
@@ -80,21 +80,29 @@ class Training:
         step = batch.step
         self._record("step_started", step=step, version=batch.version)
         metrics: Mapping[str, float] = {}
-        samples = build_samples(
-            [group.done for group in batch.groups], self._rules.algorithm, rng(self._rules.seed, "shuffle", step)
-        )
+        samples = await self._samples(batch)
         parts = _parts(batch, samples, self._rules.steps_per_batch)
         if len(parts) > 1:
             await self._bounded(self._trainer.logprobs(samples))
         for part in parts:
-            await self._bounded(self._trainer.begin(step, total_weight=None))
+            await self._bounded(self._trainer.begin(step, total_weight=total_weight(part)))
             await self._bounded(self._trainer.accumulate(part))
             metrics = await self._bounded(self._trainer.finish())
             self._must_move(step, metrics)
         self._record(
             "step_finished", step=step, version=batch.version, seconds=round(loop.time() - started, 6),
-            trained_tokens=sum(sample.segment.n_sampled for sample in samples), metrics=dict(metrics),
+            trained_tokens=sum(group.n_sampled for group in batch.groups), metrics=dict(metrics),
         )  # fmt: skip
+
+    async def _samples(self, batch: Batch) -> list[Sample]:
+        """The trainer's rows, made of a few groups per turn of the loop; a shuffle needs all groups at once."""
+        algorithm, chance = self._rules.algorithm, rng(self._rules.seed, "shuffle", batch.step)
+        size = len(batch.groups) if algorithm.shuffle_rewards else GROUPS_PER_TURN
+        samples: list[Sample] = []
+        for start in range(0, len(batch.groups), size):
+            samples += build_samples([group.done for group in batch.groups[start : start + size]], algorithm, chance)
+            await asyncio.sleep(0)
+        return samples
 
     def _must_move(self, step: int, metrics: Mapping[str, float]) -> None:
         """Weights that stay the same under a gradient and a learning rate are a wrong training in silence."""

@@ -2,14 +2,18 @@
 
 `Waits.on` is the one way in which control waits for another part: it knows what is being waited for right now (for the
 display and for the message when the run cannot go on), ends the wait at its deadline, and records that it did.
+
+Nearly every wait ends long before its deadline, and there are thousands at any time. So all share one timer, for the
+earliest deadline; a wait costs an entry in a heap of numbers, and entries of waits that are over are dropped in bulk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,6 +24,8 @@ T = TypeVar("T")
 
 GRACE_S = 5.0
 """How much longer than its own deadline a port gets to answer that the deadline passed, before it counts as lost."""
+OVER_KEPT = 512
+"""Entries of waits that are over, tolerated in the heap beside as many as there are live ones before it is rebuilt."""
 
 
 class WaitExpired(RollartError):
@@ -31,10 +37,11 @@ class WaitExpired(RollartError):
         super().__init__(f"waited {waited_s:.1f} s for {what}")
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+@dataclass(slots=True)
+class _Wait:
     what: str
-    since_s: float
+    limit: asyncio.Timeout
+    overdue: Callable[[], None] | None
 
 
 class Waits:
@@ -43,24 +50,31 @@ class Waits:
         self.grace_s = grace_s
         """The same for what must fit into a trajectory's life."""
         self._ids = itertools.count()
-        self._live: dict[int, Wait] = {}
+        self._live: dict[int, _Wait] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        """A heap of (deadline, id), of waits that are over as well."""
+        self._alarm: asyncio.TimerHandle | None = None
 
-    async def on(self, awaitable: Awaitable[T], *, what: str, deadline_s: float) -> T:
+    async def on(
+        self, awaitable: Awaitable[T], *, what: str, deadline_s: float, overdue: Callable[[], None] | None = None
+    ) -> T:
         """Await within the absolute deadline; raises WaitExpired, after cancelling what was awaited.
 
+        overdue: asks for an answer at the deadline, which then has `grace_s` seconds to come.
         A TimeoutError of the awaited thing's own comes out as it is.
         """
-        loop = asyncio.get_running_loop()
-        since = loop.time()
+        since = asyncio.get_running_loop().time()
         key = next(self._ids)
-        self._live[key] = Wait(what, since)
+        limit = asyncio.timeout(None)
+        self._live[key] = _Wait(what, limit, overdue)
+        self._expect(deadline_s, key)
         try:
-            async with asyncio.timeout_at(deadline_s) as limit:
+            async with limit:
                 return await awaitable
         except TimeoutError:
             if not limit.expired():
                 raise
-            waited = loop.time() - since
+            waited = asyncio.get_running_loop().time() - since
             self._record("wait_expired", what=what, waited_s=round(waited, 6))
             raise WaitExpired(what, waited) from None
         finally:
@@ -69,3 +83,42 @@ class Waits:
     def now(self) -> Counter[str]:
         """What is being waited for, and by how many."""
         return Counter(wait.what for wait in self._live.values())
+
+    # --- deadlines ---------------------------------------------------------------------------------------------------
+
+    def _expect(self, deadline_s: float, key: int) -> None:
+        heapq.heappush(self._deadlines, (deadline_s, key))
+        if len(self._deadlines) > 2 * len(self._live) + OVER_KEPT:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
+            heapq.heapify(self._deadlines)
+        if self._alarm is None or deadline_s < self._alarm.when():
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """For the earliest deadline of a live wait."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        while self._deadlines and self._deadlines[0][1] not in self._live:
+            heapq.heappop(self._deadlines)
+        if self._deadlines:
+            self._alarm = asyncio.get_running_loop().call_at(self._deadlines[0][0], self._ring)
+
+    def _ring(self) -> None:
+        """End the waits whose deadline has come, or ask for their answers."""
+        self._alarm = None
+        now = asyncio.get_running_loop().time()
+        try:
+            while self._deadlines and self._deadlines[0][0] <= now:
+                _, key = heapq.heappop(self._deadlines)
+                wait = self._live.get(key)
+                if wait is None:
+                    continue
+                if wait.overdue is None:
+                    wait.limit.reschedule(now)
+                else:
+                    ask, wait.overdue = wait.overdue, None
+                    heapq.heappush(self._deadlines, (now + self.grace_s, key))
+                    ask()
+        finally:  # whatever an `overdue` raises, the other deadlines stand
+            self._set_alarm()

@@ -103,6 +103,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "applied": ("engine", "version", "seconds", "exposed_s", "live", "digest", "matches"),
 }
 
+_REQUIRED = {kind: frozenset(names) for kind, names in KINDS.items()}
+_IDS = frozenset(IDS)
+
 Sink = Callable[[Mapping[str, Any]], None]
 """Takes one finished event. A world provides it; it must not block (buffer, and write elsewhere)."""
 
@@ -127,14 +130,14 @@ class Recorder:
         required = KINDS.get(kind)
         if required is None:
             raise InvariantBroken(f"event kind {kind!r} is not in the closed set; add it to core.events.KINDS")
-        for name in required:
-            if name not in fields:
-                raise InvariantBroken(f"event {kind!r} lacks its required field {name!r}")
+        if not fields.keys() >= _REQUIRED[kind]:
+            missing = next(name for name in required if name not in fields)
+            raise InvariantBroken(f"event {kind!r} lacks its required field {missing!r}")
         self.seq += 1
         event: dict[str, Any] = {"seq": self.seq, "t": round(self._now() - self.origin, 6), "kind": kind}
         data: dict[str, Any] = {}
         for name, value in fields.items():
-            (event if name in IDS else data)[name] = value
+            (event if name in _IDS else data)[name] = value
         event["data"] = data
         for sink in self._sinks:
             sink(event)

@@ -12,7 +12,6 @@ from rollart.core.errors import InvariantBroken
 
 AttemptState = Literal["opening", "generating", "stepping", "scoring", "done", "aborted", "failed"]
 GroupState = Literal["open", "buffered", "training", "trained", "dropped"]
-EngineState = Literal["starting", "serving", "applying", "lost"]
 
 ATTEMPT: Mapping[str, frozenset[str]] = {
     "opening": frozenset({"generating", "done", "aborted", "failed", "scoring"}),
@@ -30,12 +29,6 @@ GROUP: Mapping[str, frozenset[str]] = {
     "training": frozenset({"trained", "buffered", "dropped"}),
     "trained": frozenset(),
     "dropped": frozenset(),
-}
-ENGINE: Mapping[str, frozenset[str]] = {
-    "starting": frozenset({"serving", "lost"}),
-    "serving": frozenset({"applying", "lost"}),
-    "applying": frozenset({"serving", "lost"}),
-    "lost": frozenset(),
 }
 
 

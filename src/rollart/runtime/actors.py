@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
@@ -54,12 +55,36 @@ async def call(where: Boundary, ref: Any) -> Any | Failure:
     except _ray_errors() as error:
         if cause := getattr(error, "cause", None):
             return _raised(where, cause)
-        detail = " ".join(str(error).split())[:DETAIL_CHARS]
+        detail = in_words(str(error))[:DETAIL_CHARS]
         return Failure(where=where, kind="lost", retryable=True, detail=f"{type(error).__name__}: {detail}")
 
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_TRACEBACK = re.compile(r'.*^\s+File "[^\n]*(?:\n[ \t]+[^\n]*)*\n(?=\S)', re.DOTALL | re.MULTILINE)
+"""Everything up to the exception's own lines."""
+_FIELDS = re.compile(
+    r"\b(?:(?:actor|node|worker|job|task|object)[ _]id|class_name|namespace|name|repr|pid|ip|id)\s*[:=]\s*[^\s,;)]*",
+    re.I,
+)
+_IDS = re.compile(
+    r"\b(?:0x)?[0-9a-f]{16,}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+)
+
+
+def in_words(text: str) -> str:
+    """Ray's account of an error on one line, without processes, addresses and ids, which differ from run to run.
+
+    An error in an actor's constructor comes with its traceback, of which the exception is kept.
+    """
+    text = _TRACEBACK.sub("", _COLOURS.sub("", text))
+    text = " ".join(_IDS.sub("", _FIELDS.sub("", text)).split())
+    text = re.sub(r"(?<=\()[\s,:]+", "", text)
+    return re.sub(r"\s+(?=[.,:;)])", "", re.sub(r"\s*\(\)", "", text))
+
+
 def _raised(where: Boundary, cause: BaseException) -> Failure:
-    return Failure(where=where, kind="raised", retryable=True, detail=f"{type(cause).__name__}: {cause}")
+    told = in_words(str(cause)) if isinstance(cause, _ray_errors()) else str(cause)
+    return Failure(where=where, kind="raised", retryable=True, detail=f"{type(cause).__name__}: {told}")
 
 
 def _ray_errors() -> tuple[type[Exception], ...]:

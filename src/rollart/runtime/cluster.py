@@ -1,14 +1,15 @@
 """This machine as a cluster: the cluster port of the local world and of the inline one.
 
-Owns the actors. Invariants: every actor belongs to a lease and ends with it; an actor's end that nobody asked for comes
-out of `changes` once, with its cause.
+Owns the actors. Invariants: every actor belongs to a lease and ends with it, or as soon as it counts as lost; an actor's
+end that nobody asked for comes out of `changes` once, with its cause.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from rollart.config.schema import RunConfig
@@ -39,7 +40,7 @@ class LocalCluster:
         self._start_trainer = start_trainer
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._releases: dict[str, Callable[[], Any]] = {}
-        self._hosts: asyncio.Future[RemoteEnv] | None = None
+        self._hosts: asyncio.Future[RemoteEnv | Failure] | None = None
         self._leases = 0
         self._engines = 0
         self._ending = False
@@ -86,7 +87,7 @@ class LocalCluster:
             id=name, lease=lease.id, pool=lease.pool, role=lease.role, kv_tokens=config.engine.kv_tokens,
             fingerprint="bitwise", version=-1,
         )  # fmt: skip
-        engine = RemoteEngine(info, actor, self._engine_lost)
+        engine = RemoteEngine(info, actor, partial(self._engine_lost, actor))
 
         async def stop() -> None:
             engine.close()
@@ -98,12 +99,22 @@ class LocalCluster:
         return engine
 
     async def _env(self, lease: Lease) -> RemoteEnv:
+        """Start the hosts; what waits to score on them is told, too, how that went."""
+        try:
+            env = await self._start_hosts(lease)
+        except ClusterError as error:
+            self._tell_scorers(failure("cluster", "start_failed", str(error)))
+            raise
+        self._tell_scorers(env)
+        return env
+
+    async def _start_hosts(self, lease: Lease) -> RemoteEnv:
         config = self._config
         actors = {
             f"host-{i}": self._actors.start(EnvHostActor, config.tasks, config.tokenizer, config.envs)
             for i in range(config.envs.hosts)
         }
-        env = RemoteEnv(actors, self._host_lost, seed=config.seed)
+        env = RemoteEnv(actors, partial(self._host_lost, actors), seed=config.seed)
 
         async def stop() -> None:
             env.stop()
@@ -122,24 +133,32 @@ class LocalCluster:
         for actor in actors.values():
             _started(await call("env", actor.start.remote()))
         env.start()
-        self._hosts_future().set_result(env)
         return env
 
-    async def _the_hosts(self) -> RemoteEnv:
+    async def _the_hosts(self) -> RemoteEnv | Failure:
         """Scorers run where environments run."""
-        return await self._hosts_future()
+        # one asker that gives up must not take the answer from the others
+        return await asyncio.shield(self._hosts_future())
 
-    def _hosts_future(self) -> asyncio.Future[RemoteEnv]:
+    def _tell_scorers(self, hosts: RemoteEnv | Failure) -> None:
+        if self._hosts_future().done():
+            self._hosts = None
+        self._hosts_future().set_result(hosts)
+
+    def _hosts_future(self) -> asyncio.Future[RemoteEnv | Failure]:
         if self._hosts is None:
             self._hosts = asyncio.get_running_loop().create_future()
         return self._hosts
 
     # --- ends that nobody asked for ----------------------------------------------------------------------------------
 
-    def _engine_lost(self, name: str, why: Failure) -> None:
+    def _engine_lost(self, actor: Any, name: str, why: Failure) -> None:
+        """A lost actor's process may still be there, silent or broken: it must not go on using a core."""
+        self._actors.kill(actor)
         self._say(Change(kind="lost", subject=name, role="mixed", failure=why))
 
-    def _host_lost(self, name: str, why: Failure, left: int) -> None:
+    def _host_lost(self, actors: Mapping[str, Any], name: str, why: Failure, left: int) -> None:
+        self._actors.kill(actors[name])
         self._say(Change(kind="lost", subject=name, role="env", failure=why, facts={"left": left}))
 
     def _say(self, change: Change) -> None:

@@ -20,9 +20,9 @@ from rollart.config.schema import InlineWorld, RunConfig
 from rollart.control import run as control
 from rollart.control.evaluate import Score
 from rollart.control.weights import VersionBook
-from rollart.core.errors import ClusterError
+from rollart.core.errors import ClusterError, RollartError, RunFailed, describe
 from rollart.core.events import Recorder, Sink, header
-from rollart.core.types import Manifest, TaskSpec, Version
+from rollart.core.types import Failure, Manifest, TaskSpec, Version
 from rollart.observe.display import Display, print_scores, print_summary
 from rollart.observe.log import EventWriter
 from rollart.observe.metrics import MetricsWriter
@@ -34,6 +34,7 @@ from rollart.runtime.actors import Actors, InlineActors, RayActors, start_ray, s
 from rollart.runtime.cluster import LocalCluster
 from rollart.runtime.envs.baselines import Transcript, constant_baseline, random_baseline
 from rollart.runtime.envs.tasks import eval_instances, task_specs
+from rollart.runtime.envs.workers import raised
 from rollart.runtime.payload import TokenPayload
 from rollart.runtime.saved import SavedWeights, load_model, save_model
 from rollart.runtime.tokenizers import Tokenizer, build_tokenizer
@@ -51,7 +52,7 @@ def train(resolved: Resolved, *, plain: bool) -> int:
         stack.enter_context(_locked(folder))
         (folder / "config.yaml").write_text(dump(resolved), encoding="utf-8")
         tokenizer = build_tokenizer(config.tokenizer)
-        specs = task_specs(config, tokenizer)
+        specs = _specs(config, tokenizer)
         display = Display(plain=plain)
         stack.callback(display.close)
         stack.callback(_write_results, folder)
@@ -84,7 +85,7 @@ def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> 
             train=tuple(one.seed for one in drawn[spec.name] if one.split != "held_out"),
             held_out=tuple(one.seed for one in drawn[spec.name] if one.split == "held_out"),
         )
-        for spec in task_specs(config, tokenizer)
+        for spec in _specs(config, tokenizer)
     ]
     with _actors(config, f"rollart-eval-{config.name}") as actors:
         saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes, put=actors.put)
@@ -105,6 +106,17 @@ async def _score(
     world = World(name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=tuple(specs))
     result = await control.evaluate(config, world, version=version, mode="greedy" if greedy else "sampled")
     return result.evaluations["asked"]
+
+
+def _specs(config: RunConfig, tokenizer: Tokenizer) -> tuple[TaskSpec, ...]:
+    """The tasks, for which each environment is built once. Raises RunFailed with the failure when one cannot be."""
+    try:
+        return task_specs(config, tokenizer)
+    except RollartError:
+        raise
+    # boundary: an environment's constructor and `canonical` are foreign code
+    except Exception as error:
+        raise RunFailed("an environment cannot say which problems it has; mend it", raised("env", error)) from error
 
 
 # --- the folder ----------------------------------------------------------------------------------------------------------
@@ -212,19 +224,36 @@ class _Preparing:
 
     async def _baselines(self, spec: TaskSpec, record: Recorder) -> list[Transcript]:
         """Record what a task gives away without learning; returns random transcripts."""
-        task, seed = self.config.tasks[spec.name], self.config.seed
-        constant = await asyncio.to_thread(constant_baseline, spec, task, self.tokenizer, seed=seed)
+        config, task = self.config, self.config.tasks[spec.name]
+        constant = await constant_baseline(spec, task, self.tokenizer, deadlines=config.deadlines, seed=config.seed)
         if constant is not None:
             record(
                 "baseline", task=spec.name, policy="constant", success=constant.success, episodes=constant.episodes,
-                answer=constant.answer,
+                answer=constant.answer, failed=len(constant.failures),
             )  # fmt: skip
-        episodes = max(self.config.baselines.episodes, self.config.warm_start.episodes)
-        blind = await asyncio.to_thread(random_baseline, spec, task, self.tokenizer, episodes=episodes, seed=seed)
+            _advise(record, spec, "constant", constant.failures)
+        blind = await random_baseline(
+            spec, task, self.tokenizer, deadlines=config.deadlines, seed=config.seed, scored=config.baselines.episodes,
+            episodes=max(config.baselines.episodes, config.warm_start.episodes if config.warm_start.steps else 0),
+        )  # fmt: skip
         if blind is None:
             return []
-        record("baseline", task=spec.name, policy="random", success=blind.success, episodes=blind.episodes, answer="")
-        return list(blind.transcripts[: self.config.warm_start.episodes])
+        record(
+            "baseline", task=spec.name, policy="random", success=blind.success, episodes=blind.episodes, answer="",
+            failed=len(blind.failures),
+        )  # fmt: skip
+        _advise(record, spec, "random", blind.failures)
+        return list(blind.transcripts[: config.warm_start.episodes])
+
+
+def _advise(record: Recorder, spec: TaskSpec, policy: str, failures: Sequence[Failure]) -> None:
+    """Tell of episodes that failed, whether or not they came out well when drawn again."""
+    if failures:
+        record(
+            "advisory", code="baseline_failures",
+            text=f"tasks.{spec.name}: {len(failures)} episode(s) of the {policy} baseline failed, the last one with "
+            f"{describe(failures[-1])}",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Batched calls to one actor: at most one submit per turn of the loop and one long poll in flight, whatever the load.
 
 Owns the way between a proxy in the control process and its actor. Batches travel as one pickled byte string, because
-Ray would ship every small array in them as a buffer of its own. Invariant: when the actor is gone, or raises in a poll,
-`on_lost` is called once with the cause and nothing is sent any more.
+Ray would ship every small array in them as a buffer of its own. Invariant: when the actor is gone, is silent, raises in a
+submit or a poll, or answers what cannot be taken, `on_lost` is called once with the cause and nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from rollart.core.errors import failure
 from rollart.core.types import Boundary, Failure
 from rollart.runtime.actors import call
 
@@ -20,25 +21,38 @@ P = TypeVar("P")
 
 POLL_S = 1.0
 """A poll returns empty after this long, so that a silent actor and a dead connection can be told apart."""
+SILENT_S = 30.0
+"""Beyond that an actor without an answer counts as lost: longer than any one step or apply, in which it cannot answer."""
+BEATS = 8
+"""Silence is counted in beats and not in seconds: time in which this loop itself was held up passes for one beat."""
 
 
 class Wire(Generic[S, P]):
     """Sends items of type S to `actor.submit(bytes)`, receives values of type P from `actor.poll(seconds) -> bytes`."""
 
     def __init__(
-        self, actor: Any, *, where: Boundary, on_poll: Callable[[P], None], on_lost: Callable[[Failure], None]
-    ) -> None:
+        self, actor: Any, *, where: Boundary, on_poll: Callable[[P], None], on_lost: Callable[[Failure], None],
+        poll_s: float = POLL_S, silent_s: float = SILENT_S,
+    ) -> None:  # fmt: skip
         self._actor = actor
         self._where = where
         self._on_poll = on_poll
         self._on_lost = on_lost
+        self._poll_s = poll_s
+        self._silent_s = silent_s
         self._outbox: list[S] = []
-        self._polling: asyncio.Task[None] | None = None
+        self._submits: set[asyncio.Task[Any]] = set()
+        self._answers = 0
+        self._loops: tuple[asyncio.Task[None], ...] = ()
         self.lost: Failure | None = None
 
     def open(self) -> None:
         """Start polling, in the running loop."""
-        self._polling = asyncio.get_running_loop().create_task(self._poll(), name=f"poll {self._where}")
+        loop = asyncio.get_running_loop()
+        self._loops = (
+            loop.create_task(self._poll(), name=f"poll {self._where}"),
+            loop.create_task(self._watch(), name=f"watch {self._where}"),
+        )
 
     def send(self, item: S) -> None:
         """Put an item into the next batch."""
@@ -48,26 +62,64 @@ class Wire(Generic[S, P]):
 
     def _flush(self) -> None:
         batch, self._outbox = self._outbox, []
-        if batch and self.lost is None:
-            self._actor.submit.remote(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
+        if not batch or self.lost is not None:
+            return
+        try:
+            sent = self._actor.submit.remote(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
+        # boundary: whatever keeps a batch from being sent, nobody would ever answer the items in it
+        except Exception as error:  # noqa: BLE001
+            self.fail(self._broken("a batch could not be sent", error))
+            return
+        # the next batch does not wait for this one; but one that the actor refuses would be missing for ever
+        submit = asyncio.get_running_loop().create_task(call(self._where, sent))
+        self._submits.add(submit)
+        submit.add_done_callback(self._submitted)
+
+    def _submitted(self, submit: asyncio.Task[Any]) -> None:
+        self._submits.discard(submit)
+        if submit.cancelled():
+            return
+        if (error := submit.exception()) is not None:
+            self.fail(self._broken("a batch could not be sent", error))
+        elif isinstance(outcome := submit.result(), Failure):
+            self.fail(outcome)
 
     async def _poll(self) -> None:
         while self.lost is None:
-            outcome = await call(self._where, self._actor.poll.remote(POLL_S))
-            if isinstance(outcome, Failure):
-                self.fail(outcome)
-            else:
-                self._on_poll(pickle.loads(outcome))
+            try:
+                outcome = await call(self._where, self._actor.poll.remote(self._poll_s))
+                self._answers += 1
+                if isinstance(outcome, Failure):
+                    self.fail(outcome)
+                elif self.lost is None:
+                    self._on_poll(pickle.loads(outcome))
+            # boundary: an answer is the actor's; one that cannot be read or taken leaves its askers waiting for ever
+            except Exception as error:  # noqa: BLE001
+                self.fail(self._broken("an answer could not be taken", error))
+
+    async def _watch(self) -> None:
+        """Find an actor whose process is there and never answers."""
+        limit_s, silent = self._poll_s + self._silent_s, 0
+        while silent < BEATS:
+            answers = self._answers
+            await asyncio.sleep(limit_s / BEATS)
+            silent = silent + 1 if answers == self._answers else 0
+        self.fail(failure(self._where, "lost", f"silent for {limit_s:g} s"))
+
+    def _broken(self, what: str, error: BaseException) -> Failure:
+        return failure(self._where, "raised", f"{what}: {type(error).__name__}: {error}")
 
     def fail(self, why: Failure) -> None:
         """The actor is lost."""
         if self.lost is None:
             self.lost = why
+            self.close()
             self._on_lost(why)
 
     def close(self) -> None:
-        if self._polling is not None:
-            self._polling.cancel()
+        """Stop listening. Idempotent."""
+        for task in (*self._loops, *self._submits):
+            task.cancel()
 
 
 class Bell:

@@ -5,7 +5,8 @@ Source: RollArt section on redundant environment rollouts (M10).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,17 +32,28 @@ def group_verdict(*, done: int, live: int, group_size: int, given_up: int, min_g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """An open group, as the choice of losers sees it."""
+    """A group that is not trained yet, as the choice of losers sees it."""
 
     group: str
+    task: str
     order: int
 
 
-def losers(unfinished: Sequence[Unfinished], buffered: Sequence[Unfinished], *, surplus: int) -> tuple[str, ...]:
-    """Which groups to give up when redundant groups over-produced: unfinished ones first, the longest running first.
+def losers(
+    unfinished: Sequence[Unfinished], buffered: Sequence[Unfinished], *, wanted: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Which groups to give up when redundant groups over-produced: per task, those beyond what coming batches want.
 
-    Those were overtaken by every group that the batch took; finished groups follow, the newest first, so that what is
-    oldest keeps its turn.
+    A slow task's groups are never given up for what a fast one over-produced. Within a task unfinished groups go first, the
+    longest running first: those were overtaken by every group that the batch took. Finished groups follow, the newest
+    first, so that what is oldest keeps its turn.
     """
     order = sorted(unfinished, key=lambda u: u.order) + sorted(buffered, key=lambda u: -u.order)
-    return tuple(u.group for u in order[:surplus])
+    spare = Counter(u.task for u in order)
+    spare.subtract(wanted)
+    lost: list[str] = []
+    for one in order:
+        if spare[one.task] > 0:
+            spare[one.task] -= 1
+            lost.append(one.group)
+    return tuple(lost)

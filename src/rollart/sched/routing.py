@@ -72,11 +72,13 @@ class Router:
     def __init__(self) -> None:
         self._seats: dict[str, _Seat] = {}
         self._pools: dict[str, dict[Version, IndexedSet]] = {}
+        self._newest: Version = -1
 
     def joined(self, engine: str, pool: str, version: Version) -> None:
         if engine in self._seats:
             raise InvariantBroken(f"engine {engine!r} joined twice")
         self._seats[engine] = _Seat(pool, version)
+        self._newest = max(self._newest, version)
         self._pools.setdefault(pool, {}).setdefault(version, IndexedSet()).add(engine)
 
     def left(self, engine: str) -> None:
@@ -89,6 +91,7 @@ class Router:
             raise InvariantBroken(f"engine {engine!r} went back from version {seat.version} to {version}")
         self._remove(engine, seat)
         seat.version = version
+        self._newest = max(self._newest, version)
         self._pools[seat.pool].setdefault(version, IndexedSet()).add(engine)
 
     def started(self, engine: str) -> None:
@@ -107,6 +110,11 @@ class Router:
     @property
     def loads(self) -> Mapping[str, int]:
         return {engine: seat.load for engine, seat in self._seats.items()}
+
+    @property
+    def newest(self) -> Version:
+        """The newest version that any engine has served; -1: none yet."""
+        return self._newest
 
     @property
     def oldest(self) -> Version:

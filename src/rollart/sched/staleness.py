@@ -42,11 +42,6 @@ class Window:
         wanted = min(self.capacity, batches_left * self.groups_per_batch)
         return max(0, wanted + self.redundant_groups - self.outstanding)
 
-    @property
-    def surplus(self) -> int:
-        """Groups beyond the window: over-produced by redundant groups, to be dropped at release."""
-        return max(0, self.outstanding - self.capacity)
-
     def opened(self) -> None:
         self.open += 1
 

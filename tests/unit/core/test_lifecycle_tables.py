@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart.core.errors import InvariantBroken
-from rollart.core.lifecycle import ATTEMPT, ENGINE, GROUP, AttemptState, EngineState, GroupState, Lifecycle
+from rollart.core.lifecycle import ATTEMPT, GROUP, AttemptState, GroupState, Lifecycle
 from rollart.core.types import Status
 
 Table = Mapping[str, frozenset[str]]
-TABLES: dict[str, Table] = {"attempt": ATTEMPT, "group": GROUP, "engine": ENGINE}
-STATES = {"attempt": get_args(AttemptState), "group": get_args(GroupState), "engine": get_args(EngineState)}
-TERMINAL = {"attempt": {"done", "aborted", "failed"}, "group": {"trained", "dropped"}, "engine": {"lost"}}
+TABLES: dict[str, Table] = {"attempt": ATTEMPT, "group": GROUP}
+STATES = {"attempt": get_args(AttemptState), "group": get_args(GroupState)}
+TERMINAL = {"attempt": {"done", "aborted", "failed"}, "group": {"trained", "dropped"}}
 
 every_table = pytest.mark.parametrize("name", TABLES)
 
@@ -79,8 +79,8 @@ def test_a_group_whose_training_was_lost_goes_back_to_the_buffer() -> None:
 
 
 def test_an_unknown_first_state_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvariantBroken, match=r"unknown state 'asleep'; one of \['applying', 'lost'"):
-        Lifecycle(ENGINE, "e", "asleep")
+    with pytest.raises(InvariantBroken, match=r"unknown state 'asleep'; one of \['buffered', 'dropped'"):
+        Lifecycle(GROUP, "g", "asleep")
 
 
 @given(name=st.sampled_from(sorted(TABLES)), wishes=st.lists(st.integers(0, 6), max_size=30))

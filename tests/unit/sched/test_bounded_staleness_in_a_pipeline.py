@@ -106,10 +106,15 @@ class Pipeline:
         for group in [*self.open.values(), *self.buffered.values()]:
             if hopeless(group.oldest, self.version + 1, self.bound):
                 self.drop(group.group)
+        if not self.redundant_groups:
+            return
+        coming = range(self.released, self.released + min(self.max_staleness, self.batches - self.released))
+        wanted = sum((Counter(self.mix.quota(one)) for one in coming), Counter[str]())
         unfinished, finished = (
-            [Unfinished(group=g.group, order=g.order) for g in groups.values()] for groups in (self.open, self.buffered)
+            [Unfinished(group=g.group, task=g.task, order=g.order) for g in groups.values()]
+            for groups in (self.open, self.buffered)
         )
-        for name in losers(unfinished, finished, surplus=self.window.surplus):
+        for name in losers(unfinished, finished, wanted=wanted):
             self.drop(name)
 
     def publish(self) -> None:

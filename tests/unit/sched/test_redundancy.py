@@ -75,13 +75,20 @@ def test_groups_without_a_least_are_all_or_nothing() -> None:
 
 
 def groups(*orders: int) -> list[Unfinished]:
-    return [Unfinished(group=f"g{order}", order=order) for order in orders]
+    return [Unfinished(group=f"g{order}", task="t", order=order) for order in orders]
 
 
 def test_unfinished_groups_lose_first_the_longest_running_of_them_then_the_newest_finished() -> None:
     unfinished, finished = groups(5, 2, 8), groups(1, 7, 3)
-    assert losers(unfinished, finished, surplus=0) == ()
-    assert losers(unfinished, finished, surplus=2) == ("g2", "g5")
-    assert losers(unfinished, finished, surplus=5) == ("g2", "g5", "g8", "g7", "g3")
-    assert losers(unfinished, finished, surplus=9) == ("g2", "g5", "g8", "g7", "g3", "g1")
-    assert losers([], [], surplus=1) == ()
+    assert losers(unfinished, finished, wanted={"t": 6}) == ()
+    assert losers(unfinished, finished, wanted={"t": 4}) == ("g2", "g5")
+    assert losers(unfinished, finished, wanted={"t": 1}) == ("g2", "g5", "g8", "g7", "g3")
+    assert losers(unfinished, finished, wanted={}) == ("g2", "g5", "g8", "g7", "g3", "g1")
+    assert losers([], [], wanted={"t": 1}) == ()
+
+
+def test_a_slow_task_never_loses_a_group_to_what_a_fast_one_over_produced() -> None:
+    slow = [Unfinished(group=f"s{n}", task="slow", order=n) for n in range(3)]
+    fast = [Unfinished(group=f"f{n}", task="fast", order=10 + n) for n in range(4)]
+    assert losers(slow, fast, wanted={"slow": 3, "fast": 2}) == ("f3", "f2")
+    assert losers(slow + fast, [], wanted={"slow": 3, "fast": 2}) == ("f0", "f1")

@@ -128,7 +128,7 @@ def test_the_older_group_goes_first_though_it_was_admitted_later() -> None:
     redundant=st.integers(0, 3),
     moves=st.lists(st.sampled_from(["open", "open", "complete", "release", "publish", "drop_open", "drop_buffered"])),
 )
-def test_the_window_is_never_over_full_and_knows_its_surplus(
+def test_the_window_is_never_over_full(
     groups_per_batch: int, max_staleness: int, redundant: int, moves: list[str]
 ) -> None:
     window = Window(groups_per_batch=groups_per_batch, max_staleness=max_staleness, redundant_groups=redundant)
@@ -150,7 +150,6 @@ def test_the_window_is_never_over_full_and_knows_its_surplus(
         elif move == "drop_buffered" and window.buffered:
             window.dropped("buffered")
         assert window.outstanding == window.open + window.buffered + window.training <= limit + redundant
-        assert window.surplus == max(0, window.outstanding - limit)
         assert min(window.open, window.buffered, window.training) >= 0
 
 

@@ -1,7 +1,8 @@
 """The engine's process: one loop that steps the engine, and takes commands between steps.
 
 Invariant: a command never interrupts a step, and no step runs while weights are applied; so a command waits for one step
-at most (RollArt M3), and live requests stand still exactly as long as `Applied.exposed_s` says.
+at most (RollArt M3), and live requests stand still exactly as long as `Applied.exposed_s` says: new weights are unpacked in
+a thread and laid out in pieces between steps.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import asyncio
 import os
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rollart.config.schema import EngineConfig, PretrainedModel, ScratchModel
 from rollart.core.errors import EngineError
@@ -40,6 +42,8 @@ from rollart.runtime.wire import Bell
 
 PROGRESS_S = 0.1
 """A poll answers at least this often: control aborts what can no longer be trained by what it knows of live requests."""
+PIECE_BYTES = 16 << 20
+"""Of new weights, laid out between two steps: a few milliseconds of copying, less than a step."""
 
 
 class Forget(NamedTuple):
@@ -77,7 +81,7 @@ class EngineActor:
         self._work = asyncio.Event()
         self._ended = asyncio.Event()
         self._held: Version = -1
-        self._applying = False
+        self._prefetching = asyncio.Lock()
         self._stepping: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
@@ -88,14 +92,14 @@ class EngineActor:
     async def _steps(self) -> None:
         try:
             while True:
-                if not self._core.has_work or self._applying:
+                if not self._core.has_work:
                     self._work.clear()
                     await self._work.wait()
                     continue
                 self._collect(self._core.step())
                 await asyncio.sleep(0)
-        except (RuntimeError, EngineError, MemoryError) as error:
-            # boundary: a broken step has lost the engine's state; the next poll tells the owner why
+        # boundary: a step that broke, however, has lost the engine's state; the next poll tells the owner why
+        except Exception as error:  # noqa: BLE001
             self._bell.error = error
             self._bell.wake()
 
@@ -133,9 +137,14 @@ class EngineActor:
             raise EngineError(
                 f"version {manifest.version} is at {type(location).__name__}, which this engine cannot read"
             )
-        buckets = [await fetch(handle) for handle in location.handles]
-        self._core.stage(manifest.version, unpack(location.index, buckets))
-        self._held = manifest.version
+        async with self._prefetching:
+            buckets = [await fetch(handle) for handle in location.handles]
+            tensors = await asyncio.to_thread(unpack, location.index, buckets)
+            self._held = -1
+            for piece in _pieces(tensors):
+                self._core.stage(manifest.version, piece)
+                await asyncio.sleep(0)
+            self._held = manifest.version
 
     async def apply(self, version: Version, kept: Literal["rebuild", "abort"], pinned_s: float) -> Applied:
         """Serve a staged version. Requests pinned to the served one get `pinned_s` seconds to end first."""
@@ -151,16 +160,27 @@ class EngineActor:
                 break
         started = time.monotonic()
         live = self._core.live_count
-        self._applying = True
-        try:
-            self._collect(self._core.abort_pinned())
-            self._collect(self._core.apply(version, kept=kept))
-            digest = self._core.fingerprint()
-        finally:
-            self._applying = False
-            self._work.set()
+        # nothing here awaits, so no step comes in between
+        self._collect(self._core.abort_pinned())
+        self._collect(self._core.apply(version, kept=kept))
+        digest = self._core.fingerprint()
+        self._work.set()
         exposed_s = time.monotonic() - started if live else 0.0
         return Applied(fingerprint=Fingerprint(digest=digest), exposed_s=exposed_s, live_requests=live)
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors in order, in pieces of `PIECE_BYTES` or one tensor."""
+    piece: dict[str, Tensor] = {}
+    n_bytes = 0
+    for name, tensor in tensors.items():
+        if piece and n_bytes + tensor.nbytes > PIECE_BYTES:
+            yield piece
+            piece, n_bytes = {}, 0
+        piece[name] = tensor
+        n_bytes += tensor.nbytes
+    if piece:
+        yield piece
 
 
 def flat(request: TurnRequest) -> TurnRequest:

@@ -17,13 +17,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rollart.config.schema import TaskConfig
-from rollart.core.errors import ConfigError, EnvError
+from rollart.config.schema import Deadlines, TaskConfig
+from rollart.core.errors import ConfigError, EnvError, ScorerError
 from rollart.core.seeds import rng, seed_of
 from rollart.core.types import Failure, Observation, TaskSpec
-from rollart.runtime.envs.scorers import build_scorer
+from rollart.runtime.envs.episodes import Table, play
 from rollart.runtime.envs.session import TextSession, evidence_text
-from rollart.runtime.envs.tasks import build_env
 from rollart.runtime.envs.text import TextTask
 from rollart.runtime.payload import TokenPayload
 from rollart.runtime.tokenizers import Ids, Tokenizer
@@ -46,7 +45,10 @@ class Transcript:
 class RandomBaseline:
     success: float
     episodes: int
+    """That the share of successes rests on."""
     transcripts: tuple[Transcript, ...]
+    """Of all episodes that were played, those first."""
+    failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,95 +56,128 @@ class ConstantBaseline:
     success: float
     """Of the best answer."""
     episodes: int
-    """Instances that each answer was tried on."""
+    """Instances that it was tried on."""
     answer: str
+    failures: tuple[Failure, ...]
 
 
-def random_baseline(
-    spec: TaskSpec, task: TaskConfig, tokenizer: Tokenizer, *, episodes: int, seed: int
-) -> RandomBaseline | None:
-    """Play `episodes` training instances with random actions. None: the task knows no random action."""
-    env = build_env(task)
-    play = _player(spec, task, TextSession(env, tokenizer), tokenizer)
-    if env.random_action(rng(seed, "random_action", spec.name)) is None:
-        env.close()
+async def random_baseline(
+    spec: TaskSpec, task: TaskConfig, tokenizer: Tokenizer, *, deadlines: Deadlines, episodes: int, scored: int, seed: int
+) -> RandomBaseline | None:  # fmt: skip
+    """Play `episodes` training instances with random actions; the first `scored` of them are the baseline.
+
+    None: the task knows no random action. Raises RunFailed and ConfigError as `episodes.play` does.
+    """
+
+    def asks(table: Table, number: int, failed: int) -> bool:
+        table.clock.call("random_action", deadlines.env_step_s)
+        return table.env.random_action(rng(seed, "random_action", spec.name)) is not None
+
+    asked = await play(spec, task, deadlines, 1, asks)
+    if not asked.outcomes[0]:
         return None
     order = list(spec.train)
     rng(seed, "random_baseline", spec.name).shuffle(order)
-    transcripts: list[Transcript] = []
-    successes = 0
-    for episode in range(episodes):
-        draw = rng(seed, "random_action", spec.name, episode)
-        chance = seed_of(seed, "chance", spec.name, episode)
-        reward, transcript = play(order[episode % len(order)], chance, partial(_blind, env, draw))
-        successes += reward >= spec.success_at
-        transcripts.append(transcript)
-    env.close()
-    return RandomBaseline(success=successes / episodes, episodes=episodes, transcripts=tuple(transcripts))
 
+    def one(table: Table, number: int, failed: int) -> tuple[float, Transcript]:
+        names = (spec.name, number, *_again(failed))
+        action = partial(_blind, table.env, rng(seed, "random_action", *names))
+        problem = order[(number + failed) % len(order)]
+        return _episode(spec, tokenizer, table, problem, seed_of(seed, "chance", *names), action)
 
-def constant_baseline(
-    spec: TaskSpec, task: TaskConfig, tokenizer: Tokenizer, *, seed: int, limit: int = MAX_CONSTANT_EPISODES
-) -> ConstantBaseline | None:
-    """Play every candidate of `constant_answers` on all instances, or on `limit` random ones, blind. None: no candidate."""
-    env = build_env(task)
-    play = _player(spec, task, TextSession(env, tokenizer), tokenizer)
-    problems = [*spec.train, *spec.held_out]
-    if len(problems) > limit:
-        problems = rng(seed, "constant_baseline", spec.name).sample(problems, limit)
-    answers = [tuple(answer) for answer in env.constant_answers()]
-    successes = [0] * len(answers)
-    for index, problem in enumerate(problems):
-        chance = seed_of(seed, "chance", spec.name, index)
-        for which, answer in enumerate(answers):  # the inner loop: to begin the same problem again is cheap
-            reward, _ = play(problem, chance, itertools.cycle(answer).__next__)
-            successes[which] += reward >= spec.success_at
-    env.close()
-    if not answers:
-        return None
-    best = max(range(len(answers)), key=successes.__getitem__)
-    return ConstantBaseline(
-        success=successes[best] / len(problems), episodes=len(problems), answer=" ".join(answers[best])
+    played = await play(spec, task, deadlines, episodes, one)
+    results = [played.outcomes[number] for number in sorted(played.outcomes)]
+    rewards = [reward for reward, _ in results[:scored]]
+    return RandomBaseline(
+        success=sum(reward >= spec.success_at for reward in rewards) / len(rewards),
+        episodes=len(rewards),
+        transcripts=tuple(transcript for _, transcript in results),
+        failures=(*asked.failures, *played.failures),
     )
 
 
-Play = Callable[[int, int, Callable[[], str]], tuple[float, Transcript]]
+async def constant_baseline(
+    spec: TaskSpec, task: TaskConfig, tokenizer: Tokenizer, *, deadlines: Deadlines, seed: int,
+    limit: int = MAX_CONSTANT_EPISODES,
+) -> ConstantBaseline | None:  # fmt: skip
+    """Play every candidate of `constant_answers` on all instances, or on `limit` random ones, blind.
+
+    None: no candidate. Raises RunFailed and ConfigError as `episodes.play` does.
+    """
+
+    def asks(table: Table, number: int, failed: int) -> list[tuple[str, ...]]:
+        table.clock.call("constant_answers", deadlines.env_step_s)
+        return [tuple(answer) for answer in table.env.constant_answers()]
+
+    asked = await play(spec, task, deadlines, 1, asks)
+    answers = asked.outcomes[0]
+    if not answers:
+        return None
+    problems = [*spec.train, *spec.held_out]
+    if len(problems) > limit:
+        problems = rng(seed, "constant_baseline", spec.name).sample(problems, limit)
+
+    def one(table: Table, number: int, failed: int) -> float:
+        index, which = divmod(
+            number, len(answers)
+        )  # answers one after another: to begin the same problem again is cheap
+        chance = seed_of(seed, "chance", spec.name, index, *_again(failed))
+        action = itertools.cycle(answers[which]).__next__
+        return _episode(spec, tokenizer, table, problems[index], chance, action)[0]
+
+    played = await play(spec, task, deadlines, len(problems) * len(answers), one)
+    tried, successes = [0] * len(answers), [0] * len(answers)
+    for number, reward in played.outcomes.items():
+        tried[number % len(answers)] += 1
+        successes[number % len(answers)] += reward >= spec.success_at
+    shares = [won / max(1, of) for won, of in zip(successes, tried, strict=True)]
+    best = max(range(len(answers)), key=shares.__getitem__)
+    return ConstantBaseline(
+        success=shares[best], episodes=tried[best], answer=" ".join(answers[best]),
+        failures=(*asked.failures, *played.failures),
+    )  # fmt: skip
 
 
-def _player(spec: TaskSpec, task: TaskConfig, session: TextSession, tokenizer: Tokenizer) -> Play:
-    """A function (seed, chance seed, next action) -> (reward, transcript) that plays one episode within the task's limits."""
-    scorer = build_scorer(task.scorer) if task.scorer is not None else None
+def _again(failed: int) -> tuple[int, ...]:
+    """What is added to the name of a draw when an episode is drawn again."""
+    return (failed,) if failed else ()
+
+
+def _episode(
+    spec: TaskSpec, tokenizer: Tokenizer, table: Table, seed: int, chance_seed: int, next_action: Callable[[], str]
+) -> tuple[float, Transcript]:
+    """Play one episode within the task's limits; its reward and transcript."""
+    session, clock = TextSession(table.env, tokenizer), table.clock
     turn_end = np.asarray(tokenizer.turn_end_ids, np.int32)
-
-    def play(seed: int, chance_seed: int, next_action: Callable[[], str]) -> tuple[float, Transcript]:
-        observation = session.reset(seed, chance_seed)
-        pieces = [(_ids(observation), False)]
-        evidence = [observation.evidence]
-        metrics: dict[str, float] = {}
-        total = 0.0
-        for _ in range(spec.max_turns):
-            action = np.concatenate([tokenizer.encode(next_action()), turn_end])
-            if len(action) > spec.max_tokens:
-                raise ConfigError(
-                    f"tasks.{spec.name}.max_tokens={spec.max_tokens}: the action {tokenizer.decode(action)!r} needs "
-                    f"{len(action)} tokens, its end included; use max_tokens={len(action)} or more"
-                )
-            if sum(len(ids) for ids, _ in pieces) + spec.max_tokens > spec.max_context:
-                break
-            observation = session.step(action)
-            pieces += [(action, True), (_ids(observation), False)]
-            evidence.append(observation.evidence)
-            metrics.update(observation.metrics)
-            total += observation.reward or 0.0
-            if observation.terminated or observation.truncated:
-                break
-        if not pieces[-1][1] and len(pieces) > 1:
-            pieces.pop()  # nobody reads on after the last action
-        if scorer is not None:
-            total = _scored(scorer(evidence_text(evidence), metrics))
-        return total, _transcript(pieces)
-
-    return play
+    clock.call("reset", clock.deadlines.env_open_s)
+    observation = session.reset(seed, chance_seed)
+    pieces = [(_ids(observation), False)]
+    evidence = [observation.evidence]
+    metrics: dict[str, float] = {}
+    total = 0.0
+    for _ in range(spec.max_turns):
+        clock.call("step", clock.deadlines.env_step_s)
+        action = np.concatenate([tokenizer.encode(next_action()), turn_end])
+        if len(action) > spec.max_tokens:
+            raise ConfigError(
+                f"tasks.{spec.name}.max_tokens={spec.max_tokens}: the action {tokenizer.decode(action)!r} needs "
+                f"{len(action)} tokens, its end included; use max_tokens={len(action)} or more"
+            )
+        if sum(len(ids) for ids, _ in pieces) + spec.max_tokens > spec.max_context:
+            break
+        observation = session.step(action)
+        pieces += [(action, True), (_ids(observation), False)]
+        evidence.append(observation.evidence)
+        metrics.update(observation.metrics)
+        total += observation.reward or 0.0
+        if observation.terminated or observation.truncated:
+            break
+    if not pieces[-1][1] and len(pieces) > 1:
+        pieces.pop()  # nobody reads on after the last action
+    if table.scorer is not None:
+        clock.call("the scorer", clock.deadlines.score_s, "scorer")
+        total = _scored(table.scorer(evidence_text(evidence), metrics))
+    return total, _transcript(pieces)
 
 
 def _blind(env: TextTask, draw: random.Random) -> str:
@@ -158,7 +193,7 @@ def _ids(observation: Observation) -> Ids:
 
 def _scored(value: float | Failure) -> float:
     if isinstance(value, Failure):
-        raise EnvError(f"the scorer failed on a random episode: {value.detail}")
+        raise ScorerError(value.detail)
     return value
 
 

@@ -82,7 +82,12 @@ class RemoteEnv:
         chance = seed_of(self._seed, "chance", traj, attempt)
         session = RemoteSession(host, f"{traj}#{attempt}", instance.seed, chance)
         host.sessions += 1
-        why = await host.ask(Open(session=session.id, seq=0, budget_s=_left(deadline_s), task=instance.task))
+        try:
+            why = await host.ask(Open(session=session.id, seq=0, budget_s=_left(deadline_s), task=instance.task))
+        except asyncio.CancelledError:
+            # nobody holds this session: its slot would stay taken for ever
+            await session.close()
+            raise
         if isinstance(why, Failure):
             await session.close()
             return why
@@ -91,15 +96,17 @@ class RemoteEnv:
     async def score(self, trajectory: Trajectory, *, deadline_s: float) -> float | Failure:
         host = self._least()
         if isinstance(host, Failure):
-            return failure("scorer", "lost", host.detail)
+            return _of_scorer(host)
         self._scored += 1
         text = evidence_text(trajectory.evidence)
         call = Score(
-            session=f"{trajectory.id}#{trajectory.attempt}", seq=self._scored, budget_s=_left(deadline_s),
+            session=f"score:{trajectory.id}#{trajectory.attempt}", seq=self._scored, budget_s=_left(deadline_s),
             task=trajectory.instance.task, text=text, metrics=trajectory.metrics,
         )  # fmt: skip
         result = await host.ask(call)
-        if isinstance(result, float | Failure):
+        if isinstance(result, Failure):
+            return _of_scorer(result)
+        if isinstance(result, float):
             return result
         return failure("scorer", "raised", f"a score of type {type(result).__name__} came back; a score is a float")
 
@@ -155,6 +162,11 @@ CLOSE_S = 30.0
 
 def _left(deadline_s: float) -> float:
     return max(0.0, deadline_s - asyncio.get_running_loop().time())
+
+
+def _of_scorer(why: Failure) -> Failure:
+    """A host that is lost takes its scorers along: what it was asked to score is unscored, its environment did not fail."""
+    return why if why.where == "scorer" else failure("scorer", "lost", why.detail, retryable=why.retryable)
 
 
 def _observation(result: Result) -> Observation | Failure:

@@ -3,6 +3,7 @@
 Invariant: every job is answered exactly once, with its value or a Failure, at its deadline at the latest (plus one tick).
 A thread cannot be stopped from outside, so one that overruns is abandoned: its job is answered as timed out, another
 thread takes its place, and what it returns later goes nowhere. `freed` is called once, when no thread is in the job.
+Abandoned threads count against `max_threads`: where all hang, jobs time out waiting, until a thread comes back.
 
 A thread per call would cost more than the call itself for an environment that answers in microseconds. So one thread
 serves a queue; more are started while calls wait behind slow ones, and retired when calls are fast again.
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from queue import SimpleQueue
 
-from rollart.core.errors import RollartError, failure
+from rollart.core.errors import EnvError, RollartError, failure
 from rollart.core.types import Boundary, Failure
 
 TICK_S = 0.02
@@ -66,7 +67,7 @@ class WorkerFacts:
 
 
 class DeadlineWorkers:
-    """1..max_threads daemon threads that serve one queue, and one that watches them."""
+    """At most max_threads daemon threads that serve one queue or hang, and one that watches them."""
 
     def __init__(self, name: str, *, max_threads: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -104,6 +105,20 @@ class DeadlineWorkers:
                 _answer(job, _closing(job))
             else:
                 self._queue.put(job)
+
+    def renew(self, job: Job, *, what: str, where: Boundary, budget_s: float) -> None:
+        """Called within `job.run` where it makes several foreign calls: what comes next, with `budget_s` from now on.
+
+        Raises EnvError when the job's deadline has passed, so that a thread that was given up goes no further.
+        """
+        with self._lock:
+            if job.answered:
+                raise EnvError(f"{what}: given up, its deadline has passed")
+            job.what, job.where, job.budget_s = what, where, budget_s
+            job.deadline_s = self._clock() + budget_s
+            self._earliest_s = min(self._earliest_s, job.deadline_s)
+            if self._earliest_s < self._wake_s:
+                self._wake.notify()
 
     def facts(self) -> WorkerFacts:
         with self._lock:
@@ -157,6 +172,7 @@ class DeadlineWorkers:
                 job.started = True
                 self._queued -= 1
             began_s = self._clock()
+            needed = True
             try:
                 value = job.run()
             # boundary: whatever foreign code raises, SystemExit too, is that one call's failure
@@ -167,14 +183,17 @@ class DeadlineWorkers:
                 if overran:
                     self._abandoned -= 1
                     self._late += 1
+                    needed = self._threads == 0
+                    self._threads += needed
                 else:
                     self._finished += 1
                     self._spent_s += self._clock() - began_s
                     del self._live[job]
             job.freed(True)
-            if overran:
+            if not overran:
+                job.answer(value)
+            elif not needed:
                 return
-            job.answer(value)
 
     def _watch(self) -> None:
         """Answer overdue jobs at their deadlines and fit the number of threads to the work, a tick apart at least."""
@@ -183,8 +202,7 @@ class DeadlineWorkers:
         while True:
             now = self._clock()
             for job in self._take_overdue(now):
-                spent = "ran" if job.started else "waited for a free thread"
-                _answer(job, failure(job.where, "timeout", f"{job.what} {spent} longer than {job.budget_s:g} s"))
+                _answer(job, failure(job.where, "timeout", self._overdue(job)))
             if now - looked_s >= TICK_S:
                 idle = time.process_time() - computed_s < COMPUTING_SHARE * (now - looked_s)
                 waiting = self._fit(waiting, idle)
@@ -196,6 +214,12 @@ class DeadlineWorkers:
                 pause_s = self._wake_s - self._clock()
                 self._wake.wait(None if pause_s == float("inf") else max(0.0, pause_s))
                 self._wake_s = 0.0
+
+    def _overdue(self, job: Job) -> str:
+        if job.started:
+            return f"{job.what} ran longer than {job.budget_s:g} s"
+        hung = f"; {self._abandoned} of {self._max_threads} hang in calls that overran" if self._abandoned else ""
+        return f"{job.what} waited for a free thread longer than {job.budget_s:g} s{hung}"
 
     def _fit(self, waited: bool, idle: bool) -> bool:
         """Start or retire threads, from what was done since the last look. Returns whether jobs wait now.
@@ -211,7 +235,7 @@ class DeadlineWorkers:
                 return False
             if slow and waited and waiting:
                 wanted = self._threads if idle else 1
-                self._grow(min(wanted, self._queued, self._max_threads - self._threads))
+                self._grow(min(wanted, self._queued, self._max_threads - self._threads - self._abandoned))
             elif not slow:
                 retired = self._threads // 2
                 self._threads -= retired
@@ -226,7 +250,7 @@ class DeadlineWorkers:
                 return []
             overdue = self._give_up([job for job in self._live if job.deadline_s <= now])
             self._timeouts += len(overdue)
-            if self._threads == 0:
+            if self._threads == 0 and self._abandoned < self._max_threads:
                 self._grow(1)
             self._earliest_s = min((job.deadline_s for job in self._live), default=float("inf"))
             return overdue
