@@ -49,6 +49,7 @@ docs: $(VENV)/.ready
 	$(BIN)/python -m rollart.config.docs docs/configuration.md
 	$(BIN)/python -m rollart.observe.metrics --table > docs/metrics.md
 	$(BIN)/python docs/modules.py
+	$(BIN)/python docs/field_cases.py
 
 # A local version (+cpu) names the build of one machine, so it is cut off; the package itself is not locked.
 lock: $(VENV)/.ready

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -197,15 +198,31 @@ def test_nothing_names_this_machine_or_a_package_host_or_is_left_to_do() -> None
     assert found == []
 
 
-def test_the_list_of_modules_in_the_architecture_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("modules", ROOT / "docs" / "modules.py")
+def script_in_docs(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    modules = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(modules)
-    update: Callable[[str], str] = modules.update
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_list_of_modules_in_the_architecture_is_up_to_date() -> None:
+    update: Callable[[str], str] = script_in_docs("modules").update
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert text == update(text), "run `make docs`"
+
+
+def test_the_page_of_field_cases_is_up_to_date_and_its_tests_begin_with_their_case() -> None:
+    page: Callable[[], str] = script_in_docs("field_cases").page
+    assert (ROOT / "docs" / "field_cases.md").read_text(encoding="utf-8") == page(), "run `make docs`"
+    found = []
+    for module in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(tree_of(module)):
+            text = (ast.get_docstring(node) or "") if isinstance(node, ast.FunctionDef) else ""
+            if text.startswith("Field case") and not re.match(r"Field case \d+:", text):
+                found.append(at(module, node))
+    assert found == []
 
 
 # --- packaging -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from rigs import ClusterRig, EngineRig, EnvRig, PortWorld, ScorerRig, TrainerRig
 from rollart.config.schema import (
     EngineConfig,
     EnvHostConfig,
+    EvalConfig,
     InlineWorld,
     PythonEnv,
     PythonScorer,
@@ -70,7 +71,8 @@ CONFIG = RunConfig(
     },
     schedule=Schedule(batch=8, group_size=4),
     engine=EngineConfig(max_live=32, kv_tokens=16384),
-    envs=EnvHostConfig(sessions_per_host=64),
+    envs=EnvHostConfig(sessions_per_host=256),
+    eval=EvalConfig(concurrency=32),
 )
 TOKENIZER = build_tokenizer(CONFIG.tokenizer)
 

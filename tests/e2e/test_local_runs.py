@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.ray
 
 ROLLART = Path(sys.executable).with_name("rollart")
 GONE_S = 30.0
-"""Field case 8: how long after its last step a run's processes may still be there."""
+"""How long after its last step a run's processes may still be there."""
 SMALL = [
     "baselines.episodes=4",
     "warm_start.steps=1",
@@ -66,23 +67,47 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert not alive, [one.cmdline() for one in alive if one.is_running()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    run: Path
+    gone_s: float
+    """From the run's last event to the end of its last process."""
+    left: int
+    """Processes that it had at its last event."""
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small run that ended well, with two engines, two env hosts and two training ranks."""
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A small run that ended well, with two engines, two env hosts and two training ranks."""
     folder = tmp_path_factory.mktemp("runs")
     # so small a run may earn equal rewards only: weight decay moves the weights in every step all the same
     words = ["engine.count=2", "envs.hosts=2", "trainer.ranks=2", "eval.every=1", "optimizer.weight_decay=0.1"]
     with started(folder, *words) as process:
         wait_for(folder, "published", process)
+        wait_for(folder, "run_finished", process)
         processes = family(process)
-        out, err = process.communicate(timeout=180)
+        ended = time.monotonic()
+        out, err = process.communicate(timeout=GONE_S)
+        assert_gone(processes)
+        gone_s = time.monotonic() - ended
     assert process.returncode == 0, out + err
-    assert_gone(processes)
-    return folder / "smoke"
+    return Finished(run=folder / "smoke", gone_s=gone_s, left=len(processes))
+
+
+@pytest.fixture
+def finished(outcome: Finished) -> Path:
+    """The folder of that run."""
+    return outcome.run
 
 
 def events(run: Path) -> list[dict[str, Any]]:
     return list(read_events(run / "events.jsonl")[1])
+
+
+def test_after_its_last_event_a_run_is_gone_within_half_a_minute(outcome: Finished) -> None:
+    """Field case 8: the command has ended, and every process that was there when its log was complete."""
+    assert outcome.left > 0
+    assert outcome.gone_s < GONE_S
 
 
 def test_a_run_leaves_everything_that_its_folder_promises(finished: Path) -> None:
@@ -111,7 +136,7 @@ def test_after_every_sync_engines_serve_what_the_trainer_published(finished: Pat
 
 
 def test_the_final_evaluation_is_written_though_an_interval_divides_the_last_step(finished: Path) -> None:
-    """Field case 5, for real: an evaluation after every step, the last of which is the final one."""
+    """Field case 5: for real, an evaluation after every step, the last of which is the final one."""
     scored = [e for e in events(finished) if e["kind"] == "eval_scored"]
     assert {e["eval"] for e in scored} >= {"before", "after"}
     assert all(e["data"]["complete"] for e in scored if e["eval"] in {"before", "after"})
@@ -119,7 +144,7 @@ def test_the_final_evaluation_is_written_though_an_interval_divides_the_last_ste
 
 
 def test_the_resolved_mix_is_kept_with_the_run(finished: Path) -> None:
-    """Field case 40."""
+    """Field case 40: as the first event of the log has it."""
     first = events(finished)[0]
     assert first["kind"] == "run_started"
     assert first["data"]["mix"] == {"frozen_lake": 0.5, "max_digit": 0.5}
@@ -168,7 +193,7 @@ def test_ctrl_c_leaves_no_process_and_a_readable_run(tmp_path: Path) -> None:
     ("actor", "told"), [("EnvHostActor", "no environment host is left"), ("EngineActor", "no engine is left")]
 )
 def test_when_the_last_producer_dies_the_run_ends_with_its_error(tmp_path: Path, actor: str, told: str) -> None:
-    """Field case 2, for real: exit non-zero long before the watchdog, the cause in the last lines."""
+    """Field case 2: for real, exit non-zero long before the watchdog, the cause in the last lines."""
     with started(tmp_path, "schedule.steps=5000") as process:
         wait_for(tmp_path, "step_finished", process)
         processes = family(process)

@@ -111,7 +111,7 @@ def test_the_run_ends_with_the_cause_when_every_environment_fails(mishap: str) -
 
 
 def test_a_batch_that_does_not_come_ends_the_run_and_says_what_was_missing_and_waited_for() -> None:
-    """Field cases 2 and 47: when the watchdog has to act, the message names the task that is missing and what is waited
+    """Field case 47: when the watchdog has to act, the message names the task that is missing and what is waited
     for."""
     tasks = [a_task("quick"), a_task("stuck")]
 

@@ -139,7 +139,7 @@ class SamplingConfig(Node):
     """How tokens are drawn while training."""
 
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
-    """Below its bound logits over it would overflow; evaluation scores greedily apart from this."""
+    """Logits are divided by it."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Smallest set of tokens with at least this probability; 1: all."""
     top_k: int = Field(default=0, ge=0)

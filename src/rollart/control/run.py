@@ -100,7 +100,7 @@ async def _recorded(config: RunConfig, world: World, job: Callable[[_Wired], Awa
     try:
         ports = await _start(config, world, leases)
         result = await _supervised(config, world, record, ports, job)
-    except BaseException as error:  # every end is in the record, that of a bug too
+    except BaseException as error:  # boundary: every end is in the record, that of a bug too
         status = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
         record("run_finished", status=status, why=str(error) or type(error).__name__)
         raise

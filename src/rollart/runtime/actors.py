@@ -11,6 +11,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -48,15 +49,35 @@ async def call(where: Boundary, ref: Any) -> Any | Failure:
     """Await one call to an actor."""
     try:
         return await ref
-    except _Gone as error:
-        return Failure(where=where, kind="lost", retryable=True, detail=str(error))
-    except _Raised as error:
-        return _raised(where, error.cause)
+    except (_Gone, _Raised) as error:
+        return _failure_of(where, error)
     except _ray_errors() as error:
-        if cause := getattr(error, "cause", None):
-            return _raised(where, cause)
-        detail = in_words(str(error))[:DETAIL_CHARS]
-        return Failure(where=where, kind="lost", retryable=True, detail=f"{type(error).__name__}: {detail}")
+        return _failure_of(where, error)
+
+
+def unless_done(where: Boundary, ref: Any, told: Callable[[Failure], None]) -> None:
+    """Let a call run that nobody awaits; `told`, in this loop, if it fails. Until then it costs the loop nothing more."""
+    loop = asyncio.get_running_loop()
+
+    def done(future: Any) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            # Ray completes its futures in a thread of its own, and may do so after this loop has ended
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(told, _failure_of(where, error))
+
+    (ref if isinstance(ref, asyncio.Future) else ref.future()).add_done_callback(done)
+
+
+def _failure_of(where: Boundary, error: BaseException) -> Failure:
+    if isinstance(error, _Gone):
+        return Failure(where=where, kind="lost", retryable=True, detail=str(error))
+    # what the actor's code raised; Ray's errors without one say that the actor is gone
+    cause = getattr(error, "cause", None)
+    kind = "lost" if cause is None and isinstance(error, _ray_errors()) else "raised"
+    told = error if cause is None else cause
+    words = in_words(str(told))[:DETAIL_CHARS] if isinstance(told, _ray_errors()) else str(told)
+    return Failure(where=where, kind=kind, retryable=True, detail=f"{type(told).__name__}: {words}")
 
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -80,11 +101,6 @@ def in_words(text: str) -> str:
     text = " ".join(_IDS.sub("", _FIELDS.sub("", text)).split())
     text = re.sub(r"(?<=\()[\s,:]+", "", text)
     return re.sub(r"\s+(?=[.,:;)])", "", re.sub(r"\s*\(\)", "", text))
-
-
-def _raised(where: Boundary, cause: BaseException) -> Failure:
-    told = in_words(str(cause)) if isinstance(cause, _ray_errors()) else str(cause)
-    return Failure(where=where, kind="raised", retryable=True, detail=f"{type(cause).__name__}: {told}")
 
 
 def _ray_errors() -> tuple[type[Exception], ...]:

@@ -19,6 +19,7 @@ from rollart.config.load import Resolved, dump, load_file
 from rollart.config.schema import InlineWorld, RunConfig
 from rollart.control import run as control
 from rollart.control.evaluate import Score
+from rollart.control.garbage import spare_the_loop
 from rollart.control.weights import VersionBook
 from rollart.core.errors import ClusterError, RollartError, RunFailed, describe
 from rollart.core.events import Recorder, Sink, header
@@ -68,6 +69,7 @@ def train(resolved: Resolved, *, plain: bool) -> int:
             name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=specs, sinks=(*sinks, display),
             keep=trajectories, prepare=preparing, conclude=_Keeping(config, folder, tokenizer.vocab_size),
         )  # fmt: skip
+        spare_the_loop()
         asyncio.run(control.run(config, world))
     print_summary(folder)
     return 0

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from rollart.core.errors import failure
 from rollart.core.types import Boundary, Failure
-from rollart.runtime.actors import call
+from rollart.runtime.actors import call, unless_done
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -41,7 +41,6 @@ class Wire(Generic[S, P]):
         self._poll_s = poll_s
         self._silent_s = silent_s
         self._outbox: list[S] = []
-        self._submits: set[asyncio.Task[Any]] = set()
         self._answers = 0
         self._loops: tuple[asyncio.Task[None], ...] = ()
         self.lost: Failure | None = None
@@ -66,23 +65,11 @@ class Wire(Generic[S, P]):
             return
         try:
             sent = self._actor.submit.remote(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
+            # the next batch does not wait for this one; but one that the actor refuses would be missing for ever
+            unless_done(self._where, sent, self.fail)
         # boundary: whatever keeps a batch from being sent, nobody would ever answer the items in it
         except Exception as error:  # noqa: BLE001
             self.fail(self._broken("a batch could not be sent", error))
-            return
-        # the next batch does not wait for this one; but one that the actor refuses would be missing for ever
-        submit = asyncio.get_running_loop().create_task(call(self._where, sent))
-        self._submits.add(submit)
-        submit.add_done_callback(self._submitted)
-
-    def _submitted(self, submit: asyncio.Task[Any]) -> None:
-        self._submits.discard(submit)
-        if submit.cancelled():
-            return
-        if (error := submit.exception()) is not None:
-            self.fail(self._broken("a batch could not be sent", error))
-        elif isinstance(outcome := submit.result(), Failure):
-            self.fail(outcome)
 
     async def _poll(self) -> None:
         while self.lost is None:
@@ -118,7 +105,7 @@ class Wire(Generic[S, P]):
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
-        for task in (*self._loops, *self._submits):
+        for task in self._loops:
             task.cancel()
 
 

@@ -146,7 +146,7 @@ def test_a_bad_configuration_is_refused_before_anything_starts(
 def test_an_error_is_its_message_in_the_last_lines_and_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: RollartError, code: int
 ) -> None:
-    """Field case 2, the command line's part: the producers' failure is in the last lines."""
+    """Field case 2: the command line's part; the producers' failure is in the last lines."""
     assert rollart(train_in(tmp_path), Calls(error=error)) == code
     text = capsys.readouterr().err
     assert text.splitlines()[-1].endswith(str(error).splitlines()[-1])

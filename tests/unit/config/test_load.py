@@ -210,7 +210,7 @@ def test_every_value_has_an_origin_and_nothing_else_has() -> None:
     ],
 )  # fmt: skip
 def test_an_unknown_key_names_the_variant_and_the_nearest_key(words: Sequence[str], message: str) -> None:
-    """Field case 37."""
+    """Field case 37: an unknown key is an error with the nearest name."""
     assert message in refused(*words)
 
 
@@ -224,6 +224,7 @@ def test_an_unknown_key_names_the_variant_and_the_nearest_key(words: Sequence[st
         ("optimizer.lr=fast", "optimizer.lr=fast (command line): write a number"),
         ("optimizer.lr=.inf", "optimizer.lr=.inf (command line): write a finite number"),
         ("deadlines.turn_s=0", "deadlines.turn_s=0 (command line): too small; write more than 0"),
+        ("sampling.temperature=1e-4", "sampling.temperature=0.0001 (command line): too small; write 0.001 or more"),
         ("sampling.top_p=1.5", "sampling.top_p=1.5 (command line): too large; write 1 or less"),
         ("optimizer.beta1=1", "optimizer.beta1=1 (command line): too large; write less than 1"),
         ("algorithm.shuffle_rewards=1", "algorithm.shuffle_rewards=1 (command line): write true or false"),
@@ -251,6 +252,11 @@ def test_a_bad_value_is_one_line_with_the_value_and_the_remedy(word: str, messag
         (["model.hidden=68", "model.heads=4"], "it must be even"),
         (["model.kv_heads=3"], "model.heads=4 is not a multiple of model.kv_heads=3"),
         (["tasks.lake.size=2"], "tasks.lake.size=2: there is one default map"),
+        (["tasks.lake.size=2", "tasks.lake.env.slippery=true"], "tasks.lake.size=2: there is one default map"),
+        (["engine.kv_tokens=300"], "engine.kv_tokens=300 is below model.max_positions=512"),
+        (["engine.kv_tokens=300"], "use engine.kv_tokens=512 or more"),
+        (["envs.sessions_per_host=90", "envs.hosts=2"], "is 180 sessions, but 192 may be open at once (64 attempts"),
+        (["envs.sessions_per_host=90", "envs.hosts=2"], "use envs.sessions_per_host=96 or more"),
         (["tasks.lake.env.side=5"], "tasks.lake.env.side=5"),
         (["tasks.mine.held_out=0.01"], "leaves nothing to train or nothing held back"),
         (["tasks.mine.env.kind=max_digit", "tasks.mine.env.digits=1", "tasks.mine.size=11"], "makes only 10 different"),
@@ -260,10 +266,15 @@ def test_a_bad_value_is_one_line_with_the_value_and_the_remedy(word: str, messag
     ],
 )  # fmt: skip
 def test_a_rule_across_keys_is_told_with_the_values_and_the_way_out(words: Sequence[str], message: str) -> None:
-    """Field case 12 among them: a group baseline over groups of one is refused with the reason."""
+    """Field case 12: among them, a group baseline over groups of one is refused with the reason."""
     text = refused(*words)
     assert message in text
     assert text.count("\n") == 0
+
+
+def test_the_smallest_pools_that_the_message_names_are_accepted() -> None:
+    sessions = ["envs.hosts=2", "envs.sessions_per_host=96"]
+    assert load("engine.kv_tokens=512", *sessions).config.envs.sessions_per_host == 96
 
 
 def test_a_broken_rule_says_where_its_values_were_set() -> None:

@@ -41,7 +41,7 @@ def test_every_asker_gets_its_own_answer() -> None:
 
 
 def test_the_first_answer_wins_and_duplicates_go_to_the_orphans() -> None:
-    """Field case 29."""
+    """Field case 29: at the exchange."""
 
     async def main(exchange: Exchange[str, int], orphans: Orphans) -> None:
         (task,) = await asking(exchange, "a")

@@ -88,6 +88,7 @@ def test_advantages_equal_those_worked_out_by_hand(rule: GroupBaseline | LeaveOn
 def test_groups_of_sizes_3_2_3_have_zero_mean_advantages_in_any_arrival_order(
     rule: GroupBaseline | LeaveOneOut,
 ) -> None:
+    """Field case 9: a mean is that of one group, wherever its members stand in the batch."""
     groups = [group([1, 0, 0.5], index=0), group([0.25, 1], index=1), group([0, 3, -1], index=2)]
     reference: dict[str, float] | None = None
     for arrival in permutations(groups):
@@ -104,6 +105,7 @@ def test_groups_of_sizes_3_2_3_have_zero_mean_advantages_in_any_arrival_order(
 def test_a_group_with_equal_rewards_has_advantages_of_exactly_zero_between_others(
     rule: GroupBaseline | LeaveOneOut, equal: float
 ) -> None:
+    """Field case 10: exactly 0, among groups of 4, 3 and 4."""
     groups = [group([1, 0, 0, 1], index=0), group([equal] * 3, index=1), group([0, 0, 0, 1], index=2)]
     samples = build_samples(groups, Algorithm(advantage=rule), Random(0))
     by_group = [[s.advantage for s in samples if s.traj.split("/")[3] == str(index)] for index in range(3)]
@@ -118,6 +120,7 @@ def test_rewards_that_differ_by_rounding_only_count_as_equal(rule: GroupBaseline
 
 
 def test_rewards_1_0_1_0_of_one_task_instance_give_advantages_of_both_signs_with_mean_zero() -> None:
+    """Field case 11: grouped by task instance, not by trajectory."""
     samples = build_samples([group([1, 0, 1, 0])], Algorithm(), Random(0))
     assert [sample.advantage for sample in samples] == [1.0, -1.0, 1.0, -1.0]
 
@@ -127,6 +130,7 @@ def test_rewards_1_0_1_0_of_one_task_instance_give_advantages_of_both_signs_with
 def test_an_unscored_trajectory_is_out_of_mean_deviation_and_loss(
     rule: GroupBaseline | LeaveOneOut, unscored: float | None
 ) -> None:
+    """Field case 13: None and NaN alike."""
     with_it = group_advantages([1, unscored, 0, 0], rule)
     without = group_advantages([1, 0, 0], rule)
     assert with_it[1] is None
@@ -204,12 +208,14 @@ def test_only_done_trajectories_in_their_own_group_once_each_are_trained() -> No
 
 
 def test_group_size_1_with_a_group_baseline_is_refused_with_the_reason() -> None:
+    """Field case 12: refused when the configuration is read."""
     for rule in RULES:
         with pytest.raises(ValidationError, match="every advantage is 0; use group_size >= 2"):
             RunConfig(tasks=TASKS, schedule=Schedule(group_size=1, batch=4), algorithm=Algorithm(advantage=rule))
 
 
 def test_asynchronous_training_without_behaviour_logprobs_is_refused_when_the_configuration_is_read() -> None:
+    """Field case 22: the message names both values and both ways out."""
     uncorrected = Algorithm(correction=NoCorrection(kind="none"))
     with pytest.raises(ValidationError, match=r"correction.kind=none with schedule.max_staleness=2"):
         RunConfig(tasks=TASKS, schedule=Schedule(max_staleness=2), algorithm=uncorrected)

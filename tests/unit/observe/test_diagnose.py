@@ -61,12 +61,14 @@ def test_a_healthy_run_gets_no_advice() -> None:
 
 
 def test_a_starved_trainer_is_named() -> None:
+    """Field case 47: the trainer waits."""
     text = codes(rows(), changed("waits", "trainer", "wait_for_batch", value=60.0))["rollout_bound"]
     assert "60 %" in text
     assert "trainer waited for batches" in text
 
 
 def test_idle_engines_are_named() -> None:
+    """Field case 47: engines wait."""
     assert "no request 45 %" in codes(rows(), changed("engine_idle_frac", value=0.45))["trainer_bound"]
 
 
@@ -82,6 +84,7 @@ def test_taking_turns_is_told_from_either() -> None:
     ("success", "said"), [(0.99, "is solved"), (0.01, "hardly ever succeeds"), (0.5, "out of reach")]
 )
 def test_groups_that_teach_nothing_are_named_with_the_reason(success: float, said: str) -> None:
+    """Field case 47: zero-variance groups."""
     made = rows(groups__a__zero_variance__mean=0.8, success__a__trained__mean=success)
     text = codes(made, HEALTHY)["zero_variance"]
     assert "80 % of a's groups" in text
@@ -89,6 +92,7 @@ def test_groups_that_teach_nothing_are_named_with_the_reason(success: float, sai
 
 
 def test_a_growing_mismatch_is_named() -> None:
+    """Field case 47: mismatch between engine and trainer."""
     made = rows()
     for step, row in enumerate(made):
         row["trainer/all/mismatch_kl/value"] = 1e-3 * (1 + step)

@@ -109,6 +109,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_every_number_that_an_environment_returns_has_a_metric_per_task() -> None:
+    """Field case 42: as mean, and per task."""
     script = Script()
     script.group(1, "a/0/0", 1.0, 0.0, metrics={"path": 6.0, "tests/passed": 2.0})
     script.group(1, "b/0/0", 1.0, 0.0, metrics={"path": 2.0})

@@ -33,6 +33,7 @@ def tensors_of(shapes: list[tuple[int, ...]], dtypes: list[torch.dtype], seed: i
 def test_any_bucket_size_gives_the_same_weights(
     shapes: list[tuple[int, ...]], data: st.DataObject, bucket_bytes: int
 ) -> None:
+    """Field case 25: bit for bit."""
     dtypes = data.draw(st.lists(st.sampled_from(DTYPES), min_size=len(shapes), max_size=len(shapes)))
     tensors = tensors_of(shapes, dtypes, seed=len(shapes))
     index, buckets = pack(tensors, bucket_bytes)

@@ -221,7 +221,7 @@ def test_one_slow_group_grows_old_without_limit_when_release_does_not_check() ->
 
 
 def test_with_bound_zero_everything_trained_was_sampled_by_the_trainers_version() -> None:
-    """Field case 21."""
+    """Field case 21: whatever the schedule of a pipeline."""
     pipeline = Pipeline(
         shares={"a": 1.0, "b": 2.0}, groups_per_batch=3, max_staleness=0, batches=20, redundant_groups=1
     )

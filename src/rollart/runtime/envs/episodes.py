@@ -85,7 +85,7 @@ async def play(spec: TaskSpec, task: TaskConfig, deadlines: Deadlines, episodes:
     waiting = deque((number, 0) for number in range(episodes))
     outcomes: dict[int, T] = {}
     failures: list[Failure] = []
-    workers = DeadlineWorkers(f"episodes-{spec.name}", max_threads=1)
+    workers = DeadlineWorkers(f"episodes-{spec.name}", max_threads=MAX_HANGS + 1)
     try:
         while waiting and sum(each.kind == "timeout" for each in failures) < MAX_HANGS:
             done: list[T] = []

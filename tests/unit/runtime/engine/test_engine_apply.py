@@ -12,7 +12,7 @@ from rollart.runtime.weights import fingerprint
 
 
 def test_a_turn_that_lives_through_an_update_keeps_every_token_its_version() -> None:
-    """Field case 16."""
+    """Field case 16: at the engine."""
     core, context = engine(1), random_ids(20)
     wanted = request("t", context, max_tokens=12)
     core.submit([wanted])
@@ -28,7 +28,7 @@ def test_a_turn_that_lives_through_an_update_keeps_every_token_its_version() -> 
 
 
 def test_the_answer_after_an_update_is_that_of_a_fresh_engine() -> None:
-    """Field case 23."""
+    """Field case 23: no prefix cache is kept across versions."""
     core, context = engine(1), random_ids(40)
     before = one(core, request("t", context))
     update(core, 2)

@@ -73,7 +73,7 @@ def random_baseline(
             episodes=episodes,
             scored=scored or episodes,
             seed=seed,
-        )  # fmt: skip
+        )
     )
 
 

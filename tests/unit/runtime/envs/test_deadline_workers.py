@@ -177,3 +177,21 @@ def test_a_thread_that_computes_for_ever_leaves_the_others_served(workers: Deadl
     assert isinstance(first, Failure)
     assert first.kind == "timeout"
     assert rest == list(range(50))
+
+
+def test_threads_that_hang_count_against_the_most_there_may_be() -> None:
+    answers: SimpleQueue[object] = SimpleQueue()
+    gate = threading.Event()
+    workers = DeadlineWorkers("few", max_threads=2)
+    for _ in range(2):
+        workers.submit([job(lambda: gate.wait(WAIT_S), answers, budget_s=0.05)])
+        answers.get(timeout=WAIT_S)
+    workers.submit([job(lambda: "starved", answers, budget_s=0.05)])
+    starved = answers.get(timeout=WAIT_S)
+    assert isinstance(starved, Failure)
+    assert starved.detail == "call waited for a free thread longer than 0.05 s; 2 of 2 hang in calls that overran"
+    assert (workers.facts().abandoned, workers.facts().threads) == (2, 0)
+    workers.submit([job(lambda: "served", answers)])
+    gate.set()
+    assert answers.get(timeout=WAIT_S) == "served"
+    workers.close()

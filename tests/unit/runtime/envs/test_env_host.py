@@ -148,7 +148,7 @@ def failed(done: Done) -> Failure:
 
 
 def test_one_of_eight_environments_never_returns_and_the_others_go_on(drive: Callable[..., Driver]) -> None:
-    """Field case 1, at the host."""
+    """Field case 1: at the host."""
     driver = drive()
     names = [str(n) for n in range(8)]
     driver.begin(*names)
@@ -168,7 +168,7 @@ def test_one_of_eight_environments_never_returns_and_the_others_go_on(drive: Cal
 
 
 def test_what_an_abandoned_call_returns_is_ignored_and_its_environment_closed(drive: Callable[..., Driver]) -> None:
-    """Field case 29, at the host: the late result of a session that was given up reaches nobody."""
+    """Field case 29: at the host, the late result of a session that was given up reaches nobody."""
     driver = drive(sessions_per_host=1)
     driver.begin("a")
     assert failed(driver.ask(driver.step("a", "wait", SHORT_S))["a"]).kind == "timeout"
@@ -187,7 +187,7 @@ def test_what_an_abandoned_call_returns_is_ignored_and_its_environment_closed(dr
 
 
 def test_a_call_that_arrives_twice_is_done_once(drive: Callable[..., Driver]) -> None:
-    """Field case 29, at the host: duplicates while running and after the answer."""
+    """Field case 29: at the host, duplicates while running and after the answer."""
     driver = drive()
     driver.begin("a")
     Obedient.gate.set()
@@ -211,7 +211,7 @@ def test_a_call_that_arrives_twice_is_done_once(drive: Callable[..., Driver]) ->
 def test_an_environment_that_raises_is_counted_by_type_and_the_others_go_on(
     drive: Callable[..., Driver], action: str, detail: str
 ) -> None:
-    """Field case 26, at the host."""
+    """Field case 26: at the host."""
     driver = drive()
     names = [str(n) for n in range(4)]
     driver.begin(*names)
@@ -303,7 +303,7 @@ def test_a_scorer_gives_the_reward_without_an_open_session(drive: Callable[..., 
 
 
 def test_a_scorer_whose_server_answers_500_leaves_the_sample_unscored(drive: Callable[..., Driver]) -> None:
-    """Field case 31."""
+    """Field case 31: at the host."""
 
     class Broken(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -127,6 +127,7 @@ def test_padding_changes_no_logprob_and_no_gradient(extra_rows: int, extra_token
 
 
 def test_padding_rows_change_no_metric_and_no_gradient_of_a_step() -> None:
+    """Field case 15: padding has neither a gradient nor a place in a mean."""
     samples = random_samples(6)
     frozen = spec_with(optimizer=Optimizer(lr=0.0))
     layout = {"micro_batches", "padded_tokens"}
@@ -155,7 +156,8 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def test_entropy_logging_costs_no_peak_memory() -> None:
-    """Measured over a whole accumulate with logits that dominate everything else; entropy made the plain way is noticed."""
+    """Field case 44: measured over a whole accumulate with logits that dominate everything else; entropy made the plain way
+    is noticed."""
     ids = np.random.default_rng(0).integers(0, VOCAB, 400).tolist()
     one = sample(written(ids[:100]), sampled(ids[100:], [-3.0] * 300))
     model = ScratchModel(layers=1, hidden=8, heads=1, kv_heads=1, ffn=8)
@@ -181,7 +183,8 @@ def test_entropy_logging_costs_no_peak_memory() -> None:
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_frozen_weights_give_a_mean_probability_ratio_of_one_at_the_sampling_temperature(temperature: float) -> None:
-    """Draw with transformers at a temperature, train with learning rate 0: engine and trainer agree on every token."""
+    """Field case 17: draw with transformers at a temperature, train with learning rate 0: engine and trainer agree on every
+    token."""
     sampling = SamplingConfig(temperature=temperature)
     spec = spec_with(sampling=sampling, optimizer=Optimizer(lr=0.0))
     model = build_model(hf_config(spec.model, spec.vocab_size), seed=spec.seed)

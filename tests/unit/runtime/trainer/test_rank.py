@@ -55,6 +55,7 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], sha
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("normalize", ["trajectory", "sequence", "token"])
 def test_the_gradient_is_the_same_for_1_2_4_and_8_micro_batches_and_equals_float64(family: Any, normalize: Any) -> None:
+    """Field case 19: micro-batches of 1, 2, 4 and 8."""
     spec = spec_with(
         model=MODEL.model_copy(update={"family": family}),
         algorithm=Algorithm(loss=PPOClip(normalize=normalize), correction=TruncatedIS(cap=1.5)),

@@ -58,6 +58,7 @@ def test_a_turn_resumed_under_new_weights_keeps_ids_mask_logprobs_and_versions_o
 
 
 def test_a_truncated_draw_has_the_logprob_of_the_distribution_that_it_was_drawn_from() -> None:
+    """Field case 18: corrected for by the kept mass."""
     kept = np.log([0.5, 0.8])
     one = sample(written([1]), sampled([2, 3], np.log([0.25, 0.4]).tolist(), kept.tolist()))
     rows = loss_rows([one], Algorithm(), TRUNCATED)

@@ -77,7 +77,8 @@ def work(number: int, folder: Path) -> None:
 
 
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
-    """Gradients, metrics, old log-probabilities, weights after steps, and checkpoints across different numbers of ranks."""
+    """Field case 19: split over ranks. Gradients, metrics, old log-probabilities, weights after steps, and
+    checkpoints across different numbers of ranks."""
     with trainer_rank(spec_for(1)) as rank:
         one = run(rank, tmp_path)
     context = multiprocessing.get_context("spawn")

@@ -1,0 +1,83 @@
+"""The engine's process: what breaks a step comes out of the next poll, and new weights hold no step up."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import engine_cases as cases
+import numpy as np
+import pytest
+import torch
+
+from rollart.config.schema import EngineConfig, ScratchModel
+from rollart.core.types import Generation, RequestId, Version
+from rollart.runtime.engine.actor import PIECE_BYTES, EngineActor, _pieces
+from rollart.runtime.models import build_model, hf_config, named_weights
+from rollart.runtime.weights import fingerprint, manifest, pack
+
+MODEL = ScratchModel(layers=1, hidden=16, heads=2, kv_heads=2, ffn=16, max_positions=32)
+VOCAB = 8
+
+
+class Broken(EngineActor):
+    """Its steps raise what no engine raises on purpose."""
+
+    def _collect(self, answers: Sequence[tuple[RequestId, Generation]]) -> None:
+        raise IndexError("slot 7 of 4")
+
+
+def test_whatever_breaks_a_step_comes_out_of_the_next_poll() -> None:
+    async def main() -> None:
+        actor = Broken(MODEL, VOCAB, EngineConfig(max_live=4, kv_tokens=64))
+        await actor.start()
+        await actor.submit(pickle.dumps([cases.request("t", [VOCAB])]))
+        with pytest.raises(IndexError, match="slot 7 of 4"):
+            await actor.poll(1.0)
+
+    asyncio.run(main())
+
+
+class Bucket:
+    """Notes which thread reads it."""
+
+    def __init__(self, data: np.ndarray[Any, Any], readers: set[threading.Thread]) -> None:
+        self._data, self._readers = data, readers
+        self.nbytes = data.nbytes
+
+    def __getitem__(self, part: slice) -> np.ndarray[Any, Any]:
+        self._readers.add(threading.current_thread())
+        return self._data[part]
+
+
+def test_weights_are_unpacked_aside_from_the_loop_that_steps() -> None:
+    async def main() -> None:
+        actor = EngineActor(MODEL, VOCAB, EngineConfig(max_live=4, kv_tokens=64))
+        readers: set[threading.Thread] = set()
+        digests = {}
+        for version in (0, 1):
+            tensors = named_weights(build_model(hf_config(MODEL, VOCAB), seed=version))
+            index, buckets = pack(tensors, 1000)
+            digests[version] = fingerprint(tensors)
+            handles = [Bucket(bucket, readers) for bucket in buckets]
+            await actor.prefetch(manifest(version, index, handles, digests[version]))
+            assert (await _applied(actor, version)) == digests[version]
+        assert readers
+        assert threading.current_thread() not in readers
+
+    asyncio.run(main())
+
+
+async def _applied(actor: EngineActor, version: Version) -> str:
+    digest: str = (await actor.apply(version, "rebuild", 0.0)).fingerprint.digest
+    return digest
+
+
+def test_weights_are_laid_out_in_pieces() -> None:
+    quarter = torch.empty(PIECE_BYTES // 16)
+    tensors = {str(n): quarter for n in range(6)} | {"large": torch.empty(PIECE_BYTES), "last": torch.empty(1)}
+    pieces = list(_pieces(tensors))
+    assert [list(piece) for piece in pieces] == [["0", "1", "2", "3"], ["4", "5"], ["large"], ["last"]]
