@@ -129,6 +129,7 @@ def check(sim: SimRun) -> None:
     _check_attempts(sim)
     check_ledger(sim)
     _check_versions(sim)
+    _check_routes(sim)
 
 
 def _check_batches(sim: SimRun) -> None:
@@ -165,6 +166,9 @@ def _check_groups(sim: SimRun) -> None:
     ended.update(row["group"] for row in sim.of("group_dropped"))
     assert opened == ended
     assert set(opened.values()) <= {1}
+    over = {row["group"]: row["seq"] for row in sim.of("group_completed") + sim.of("group_dropped")}
+    again = [row for row in sim.of("traj_started", purpose="train") if row["attempt"] > 0]
+    assert all(row["seq"] < over[row["group"]] for row in again), "nothing is tried again for a group that is over"
 
 
 def _check_attempts(sim: SimRun) -> None:
@@ -212,3 +216,20 @@ def _check_versions(sim: SimRun) -> None:
         versions = [span.version for span in trajectory.spans]
         assert versions == sorted(versions)
         assert trajectory.n_sampled == sum(span.n_tokens for span in trajectory.spans)
+
+
+def _check_routes(sim: SimRun) -> None:
+    """No turn goes to an engine whose tokens could not be trained any more, or are older than those that it goes on from."""
+    served: dict[str, int] = {}
+    newest: dict[tuple[str, int], int] = {}
+    trained_at = {(row["traj"], row["attempt"]) for row in sim.of("traj_started", purpose="train")}
+    oldest_allowed = 0
+    for row in sim.rows:
+        if row["kind"] == "applied":
+            served[row["engine"]] = row["version"]
+        elif row["kind"] == "batch_released":
+            oldest_allowed = row["version"] + 1 - sim.config.schedule.max_staleness
+        elif row["kind"] == "turn_done" and row["spans"]:
+            newest[row["traj"], row["attempt"]] = row["spans"][-1][0]
+        elif row["kind"] == "turn_routed" and (attempt := (row["traj"], row["attempt"])) in trained_at:
+            assert served[row["engine"]] >= max(oldest_allowed, newest.get(attempt, 0))

@@ -63,6 +63,39 @@ def test_trajectories_go_on_from_the_turns_that_were_delivered() -> None:
     assert {row["status"] for row in sim.of("traj_finished")} == {"done"}
 
 
+@pytest.mark.parametrize(
+    ("at_s", "turns", "turn_tokens", "prefetch_s", "rebuilds"),
+    [(21.5, 6, 10, 1.0, True), (26.0, 6, 10, 1.0, True), (58.0, 2, 150, 2.5, False), (88.5, 2, 150, 2.5, False)],
+)
+def test_versions_do_not_fall_when_a_trajectory_moves_to_an_engine_that_is_behind(
+    at_s: float, turns: int, turn_tokens: int, prefetch_s: float, rebuilds: bool
+) -> None:
+    """Engine 1 gets each version much later than engine 0, which dies: between two turns of its trajectories, or in the
+    middle of turns that updates had cut. They wait for engine 1 to catch up."""
+
+    def slow(engine: str, command: Command, nth: int) -> Failure | None:
+        late = engine == "engine-1" and command == "prefetch" and nth % 3 < 2
+        return failure("store", "timeout", "slow disk") if late else None
+
+    tasks = [a_task(max_tokens=turn_tokens)]
+    config = a_config(tasks, engines=2, schedule={"steps": 8, "max_staleness": 3})
+    cluster = SimCluster(
+        engine=EngineModel(token_s=0.1, prefetch_s=prefetch_s, apply_s=0.1, fault=slow, rebuilds=rebuilds),
+        env=EnvModel(turns=lambda traj, attempt: turns, latency_s=lambda traj, attempt, call, turn: 0.3),
+        trainer=TrainerModel(finish_s=4.0),
+    )
+    sim = simulate(config, tasks, cluster, script=losing(0, at_s))
+    check(sim)
+    (lost,) = sim.of("engine_lost")
+    served = [
+        max(row["version"] for row in sim.of("applied", engine=engine) if row["seq"] < lost["seq"])
+        for engine in ("engine-0", "engine-1")
+    ]
+    assert served[0] > served[1]
+    moved = {row["traj"] for row in sim.of("turn_done", engine="engine-0") if row["seq"] < lost["seq"]}
+    assert any(row["traj"] in moved for row in sim.of("turn_done", engine="engine-1") if row["seq"] > lost["seq"])
+
+
 @pytest.mark.parametrize("told_after_s", [0.0, 0.05, 0.25])
 def test_no_trajectory_fails_when_the_loss_is_told_later_than_it_is_felt(told_after_s: float) -> None:
     """A dead engine answers `failed` at once and looks idle: sending the turn there again must not use up its tries."""
@@ -117,6 +150,20 @@ def test_a_turn_that_passes_its_deadline_is_aborted_and_its_tokens_are_counted()
     assert sim.of("ledger")[-1]["dropped"] == {"engine_lost": 40}
     (again,) = sim.of("traj_finished", traj=failed["traj"], attempt=1)
     assert again["status"] == "done"
+
+
+def test_a_short_outage_of_an_engine_costs_no_attempt() -> None:
+    """It fails at once what it is given; turns are sent again after a pause that outlasts the outage."""
+
+    def outage(engine: str, command: Command, nth: int) -> Failure | None:
+        now = asyncio.get_running_loop().time()
+        return failure("engine", "raised", "restarting") if command == "generate" and 3.0 <= now < 3.25 else None
+
+    tasks = [a_task()]
+    sim = simulate(a_config(tasks), tasks, SimCluster(engine=EngineModel(token_s=0.1, fault=outage), env=random_env()))
+    check(sim)
+    assert any("restarting" in row.get("failure", "") for row in sim.of("turn_done"))
+    assert sim.of("failure_decided") == []
 
 
 def test_an_engine_that_fails_many_turns_does_not_kill_the_run() -> None:

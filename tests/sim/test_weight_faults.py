@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rollart.core.errors import RunFailed, failure
-from rollart.core.types import Failure
+from rollart.core.types import Failure, TrajId
 from rollart.sim.engine import Command, EngineModel, Mishap
+from rollart.sim.envs import Call
 from rollart.sim.world import SimCluster, TrainerModel
 from simruns import a_config, a_task, check, check_ledger, random_env, simulate
 
@@ -86,7 +87,10 @@ def test_what_an_engine_with_a_wrong_bit_samples_is_not_trained() -> None:
     sampled = [row for row in sim.of("turn_done", engine="engine-1") for version, _ in row["spans"] if version == 2]
     assert sampled == []
     assert lost["lost_tokens"] > 0
-    assert [row for row in sim.of("turn_done", engine="engine-1") if row["seq"] > lost["seq"] and row["sampled"]] == []
+    late = [row for row in sim.of("turn_done", engine="engine-1") if row["seq"] > lost["seq"]]
+    assert late
+    assert {row["sampled"] for row in late} == {0}
+    assert {row["t"] for row in late} == {lost["t"]}, "what it had under way goes elsewhere at once"
 
 
 def test_a_wrong_bit_in_the_last_engine_ends_the_run_with_both_digests() -> None:
@@ -97,6 +101,26 @@ def test_a_wrong_bit_in_the_last_engine_ends_the_run_with_both_digests() -> None
     assert str(sim.error).splitlines()[-1] == (
         "engine raised: engine-0 serves weights-1-fl.. as version 1, the trainer published weights-1.."
     )
+
+
+def test_no_turn_goes_to_an_engine_that_is_too_far_behind() -> None:
+    """One engine fetches for two steps, and every third group begins late: what it would sample there could not be trained
+    any more. `check` looks at each route."""
+
+    def slow(name: str, command: Command, nth: int) -> Failure | None:
+        third = command != "prefetch" or nth % 3 == 2
+        return None if name == "engine-0" or third else failure("store", "timeout", "slow disk")
+
+    def latency(traj: TrajId, attempt: int, call: Call, turn: int) -> float:
+        return 6.0 if call == "open" and int(traj.split("/")[3]) % 3 == 0 else 0.1
+
+    tasks = [a_task(max_tokens=8)]
+    config = a_config(tasks, engines=2, schedule={"steps": 12, "max_staleness": 1})
+    model = EngineModel(token_s=0.02, prefetch_s=1.5, apply_s=0.05, fault=slow)
+    env = random_env(latency_s=latency, turns=lambda traj, attempt: 3)
+    sim = simulate(config, tasks, SimCluster(engine=model, env=env, trainer=TrainerModel(finish_s=0.5)))
+    check(sim)
+    assert len(sim.of("applied", engine="engine-1")) < len(sim.of("applied", engine="engine-0")) - 2
 
 
 @pytest.mark.parametrize("order", ["early", "paper"])

@@ -112,6 +112,8 @@ class Algorithm(Node):
     advantage: Annotated[GroupBaseline | LeaveOneOut, Field(discriminator="kind")] = GroupBaseline()
     loss: PPOClip = PPOClip()
     correction: Annotated[TruncatedIS | NoCorrection, Field(discriminator="kind")] = TruncatedIS()
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of an entropy bonus per sampled token; 0: none. It keeps groups from agreeing before they have learned."""
     shuffle_rewards: bool = False
     """Control experiment: rewards are permuted across the groups of a batch, so nothing can be learned."""
 

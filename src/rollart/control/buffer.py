@@ -39,8 +39,6 @@ class Group:
     running: dict[int, Attempt] = field(default_factory=dict)
     """Member -> its present attempt (also while it waits to be retried)."""
     given_up: int = 0
-    over: Signal = field(default_factory=Signal)
-    """Notified when the group leaves `open`."""
     oldest: Version | None = None
     """Of the oldest token of members that are done."""
     n_sampled: int = 0
@@ -153,7 +151,6 @@ class Buffer:
     def complete(self, group: Group) -> None:
         """`group_size` members are scored: the group may be released, and members still running have lost."""
         group.life.to("buffered")
-        group.over.notify()
         self._ready[group.id] = Ready(group=group.id, task=group.instance.task, order=group.order, oldest=group.oldest)
         self.window.completed()
         self._stop_members(group, "redundant")
@@ -168,7 +165,6 @@ class Buffer:
         """Give a group up: running members are stopped, finished ones leave the ledger as `reason`."""
         state = group.life.state
         group.life.to("dropped")
-        group.over.notify()
         self._ready.pop(group.id, None)
         self._stop_members(group, reason)
         self._ledger.drop("buffered", reason, group.n_sampled)

@@ -18,8 +18,8 @@ K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
 
 SLICE = 8
-"""Answers handed out per turn of the loop. A waking trajectory costs about 0.2 ms until it waits again, so a slice holds
-the loop for less than 10 ms."""
+"""Answers handed out per turn of the loop. A waking trajectory costs about 0.1 ms until it waits again, and there is an
+exchange for every engine and host: a slice of each must not hold the loop for long."""
 
 
 class Exchange(Generic[K, A]):

@@ -111,7 +111,8 @@ class Groups:
             after_s = self._ended(group, member, trajectory)
             if after_s is None:
                 return
-            if await _ends_within(group, after_s):
+            await asyncio.sleep(after_s)
+            if group.life.state != "open":
                 group.running.pop(member, None)
                 return
             attempt += 1
@@ -181,17 +182,6 @@ class Groups:
             self._buffer.complete(group)
         elif verdict == "hopeless":
             self._buffer.drop(group, reason)
-
-
-async def _ends_within(group: Group, seconds: float) -> bool:
-    """Wait; True as soon as the group is complete or given up."""
-    try:
-        async with asyncio.timeout(seconds):
-            while group.life.state == "open":
-                await group.over.wait()
-    except TimeoutError:
-        return group.life.state != "open"
-    return True
 
 
 def _aborted_as(trajectory: Trajectory) -> DropReason:

@@ -36,7 +36,11 @@ def policy_loss(
     old = now if terms.old is None else terms.old
     ratio = torch.exp(logprobs - old)
     clipped = ratio.clamp(1 - clip.eps_clip_low, 1 + clip.eps_clip_high)
-    surrogate, bounded = ratio * terms.advantages, clipped * terms.advantages
+    advantages = terms.advantages
+    if algorithm.entropy_coef:
+        # the entropy's gradient is the expectation of grad log p times -log p, and the tokens here are draws of it
+        advantages = advantages - algorithm.entropy_coef * now
+    surrogate, bounded = ratio * advantages, clipped * advantages
     tis = _tis(old, behaviour, algorithm)
     losses = -torch.minimum(surrogate, bounded) * tis
     loss = (losses * terms.weights).sum()

@@ -116,3 +116,16 @@ def test_metrics_do_not_depend_on_how_tokens_are_split() -> None:
     )
     assert split == pytest.approx(whole, rel=1e-12)
     assert len(whole) >= 15
+
+
+def test_the_entropy_bonus_follows_the_gradient_of_the_entropy() -> None:
+    """Summed over all tokens with their probabilities, the bonus of sampled tokens has exactly the entropy's gradient."""
+    logits = torch.tensor([0.3, -1.2, 2.0, 0.1], dtype=torch.float64, requires_grad=True)
+    probs = logits.detach().softmax(0)
+    terms = LossTerms(advantages=torch.zeros(4, dtype=torch.float64), weights=probs, old=None)
+    algorithm = Algorithm(entropy_coef=0.5, correction=NoCorrection(kind="none"))
+    loss, _ = policy_loss(logits.log_softmax(0), torch.full((4,), float("nan"), dtype=torch.float64), terms, algorithm)
+    (found,) = torch.autograd.grad(loss, logits)
+    entropy = -(logits.softmax(0) * logits.log_softmax(0)).sum()
+    (wanted,) = torch.autograd.grad(entropy, logits)
+    assert torch.allclose(found, -0.5 * wanted, atol=1e-12)
