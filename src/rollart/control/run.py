@@ -96,6 +96,10 @@ async def _recorded(config: RunConfig, world: World, job: Callable[[_Wired], Awa
         max_staleness=schedule.max_staleness, sync_order=schedule.sync_order, mix=_shares(world),
         success_at={spec.name: spec.success_at for spec in world.tasks},
     )  # fmt: skip
+    for spec in world.tasks:
+        if len(set(spec.train)) == 1 and not spec.held_out:
+            text = f"{spec.name} has one instance only: what is learned is this one, and nothing is said of others"
+            record("advisory", code="one_instance", text=text)
     leases: list[str] = []
     try:
         ports = await _start(config, world, leases)
