@@ -147,7 +147,7 @@ def test_the_resolved_mix_is_kept_with_the_run(finished: Path) -> None:
     """Field case 40: as the first event of the log has it."""
     first = events(finished)[0]
     assert first["kind"] == "run_started"
-    assert first["data"]["mix"] == {"frozen_lake": 0.5, "max_digit": 0.5}
+    assert first["data"]["mix"] == pytest.approx({"frozen_lake": 1 / 3, "max_digit": 2 / 3})
 
 
 def test_stored_trajectories_hold_what_was_sampled(finished: Path) -> None:
