@@ -25,7 +25,6 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "resumed": ("from_seq", "lost"),
     "advisory": ("code", "text"),
     "wait_expired": ("what", "waited_s"),
-    "loop_lag": ("lag_s",),
     "ledger": ("sampled", "trained", "dropped", "buffered", "in_flight", "eval", "engines"),
     "run_finished": ("status", "why"),
     # before and beside training

@@ -12,7 +12,7 @@ from rollart.control.exchange import Exchange
 from rollart.core.errors import failure
 from rollart.core.seeds import seed_of
 from rollart.core.types import Failure, Observation, TaskInstance, Tokens, Trajectory, TrajId, TurnFn
-from rollart.runtime.envs.host import Call, Close, Done, Open, Reset, Score, Step
+from rollart.runtime.envs.host import CLOSE_S, Call, Close, Done, Open, Reset, Score, Step
 from rollart.runtime.envs.session import evidence_text
 from rollart.runtime.payload import TokenPayload
 from rollart.runtime.wire import Wire
@@ -154,10 +154,6 @@ class RemoteSession:
             self._closed = True
             self._host.sessions -= 1
             self._host.wire.send(Close(session=self.id, seq=self._next(), budget_s=CLOSE_S))
-
-
-CLOSE_S = 30.0
-"""Budget of an environment's close; a trajectory does not wait for it."""
 
 
 def _left(deadline_s: float) -> float:
