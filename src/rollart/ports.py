@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from rollart.core.events import Recorder, Sink
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease, Limits
+from rollart.core.snapshot import Resumed, Snapshot
 from rollart.core.types import (
     Applied,
     EngineBook,
@@ -149,6 +150,17 @@ class WeightStore(Protocol):
     async def retire(self, below: Version) -> None: ...
 
 
+class Checkpoints(Protocol):
+    """Where checkpoints are kept: control's snapshot and the trainer's tensors, whole or not at all."""
+
+    async def save(self, snapshot: Snapshot, keep_trainer: Callable[[str], Awaitable[None]]) -> str | Failure:
+        """Keep both; the mark that makes them count is written last. `keep_trainer(path)` writes the trainer's part.
+
+        Returns where the trainer's part is, for `Trainer.checkpoint(.., "load")`. A failure leaves what was kept before.
+        """
+        ...
+
+
 Port = Engine | Env | Scorer | Trainer
 
 
@@ -162,7 +174,10 @@ class Cluster(Protocol):
         ...
 
     async def start(self, lease: Lease) -> Port | Failure:
-        """Start what the lease's role needs on its devices."""
+        """Start what the lease's role needs on its devices.
+
+        One engine, trainer or scorer per lease. Each env lease adds one host to the same `Env`, which it returns.
+        """
         ...
 
     def changes(self) -> AsyncIterator[Change]:
@@ -184,5 +199,9 @@ class World:
     """Takes every terminal trajectory (payloads and all) for the record; must not block."""
     prepare: Callable[[Trainer, Recorder], Awaitable[None]] | None = None
     """Runs once before the first weights are published: warm start, baselines."""
+    checkpoints: Checkpoints | None = None
+    """None: nothing is kept, and a trainer that is lost ends the run."""
+    resumed: Resumed | None = None
+    """Set: go on from there."""
     conclude: Callable[[Manifest], Awaitable[None]] | None = None
     """Runs once after the last step with the last published version: keep the model."""

@@ -40,6 +40,7 @@ from rollart.config.problems import (
 )
 from rollart.config.workers import (
     BaselineConfig,
+    CheckpointConfig,
     Deadlines,
     Drop,
     EngineConfig,
@@ -59,6 +60,7 @@ __all__ = [
     "Algorithm",
     "BaselineConfig",
     "CharsTokenizer",
+    "CheckpointConfig",
     "Deadlines",
     "Drop",
     "EngineConfig",
@@ -118,6 +120,7 @@ class RunConfig(Node):
     envs: EnvHostConfig = EnvHostConfig()
     deadlines: Deadlines = Deadlines()
     failure: FailurePolicy = FailurePolicy()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     baselines: BaselineConfig = BaselineConfig()
     warm_start: WarmStart = WarmStart()
     eval: EvalConfig = EvalConfig()

@@ -117,7 +117,11 @@ class FailurePolicy(Node):
     min_group_size: int = Field(default=2, ge=1)
     """Members that a group needs to be trained."""
     give_up_after: int = Field(default=64, ge=1)
-    """Failures in a row, with no trajectory done between them, after which the run ends with the last one."""
+    """Failures of one task in a row, with no trajectory of it done between them, after which the run may end."""
+    give_up_s: float = Field(default=120.0, ge=0)
+    """For how long they must have gone on before it does: an outage that is shorter costs time, not the run."""
+    restarts: int = Field(default=8, ge=0)
+    """Restarts of lost workers of one role, with no step trained between them, before the run ends."""
 
 
 class BaselineConfig(Node):
@@ -149,6 +153,15 @@ class EvalConfig(Node):
     """Episodes at once."""
     greedy: bool = True
     """Score the final weights greedily as well."""
+
+
+class CheckpointConfig(Node):
+    """What is kept of a run while it goes on, so that it can be resumed and a lost trainer restarted."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between checkpoints; 0: none, and a lost trainer ends the run. Batches since the last one stay in memory."""
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints that stay; a newer one takes the place of the oldest."""
 
 
 class LocalWorld(Node):

@@ -5,7 +5,7 @@
     ├── EnvError           environments and their hosts
     ├── EngineError        inference engines
     ├── ScorerError        rewards
-    ├── TrainerError       training ranks
+    ├── TrainerError       training ranks; TrainerLost: gone, a restart helps
     ├── StoreError         weights, checkpoints, logs on disk
     ├── ClusterError       devices and processes
     ├── RunFailed          the run cannot go on; carries the failure that ended it
@@ -45,6 +45,10 @@ class ScorerError(RollartError):
 
 class TrainerError(RollartError):
     """A trainer broke its contract."""
+
+
+class TrainerLost(TrainerError):
+    """A training rank is gone, or the ranks are no longer at the same place: a restart from the last checkpoint helps."""
 
 
 class StoreError(RollartError, OSError):

@@ -22,9 +22,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     # the run
     # mix: task -> wanted share of what is trained; success_at: task -> reward from which a trajectory is a success
     "run_started": ("recipe", "steps", "batch", "group_size", "max_staleness", "sync_order", "mix", "success_at"),
+    # from_seq: the last event that stands; lost: how many after it are taken back
     "resumed": ("from_seq", "lost"),
+    "checkpointed": ("step", "version", "seconds"),
     "advisory": ("code", "text"),
     "wait_expired": ("what", "waited_s"),
+    # how late the control loop woke in the last `seconds`, at worst and at the 99th percentile
+    "loop_lag": ("worst_s", "p99_s", "seconds"),
     "ledger": ("sampled", "trained", "dropped", "buffered", "in_flight", "eval", "engines"),
     "run_finished": ("status", "why"),
     # before and beside training
@@ -38,6 +42,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "engine_lost": ("engine", "failure", "lost_tokens"),
     "host_joined": ("host",),
     "host_lost": ("host", "failure"),
+    "trainer_lost": ("failure",),
+    # steps: how many were repeated from the checkpoint to get to the weights that were lost
+    "trainer_restarted": ("steps", "seconds"),
     # groups and trajectories
     "group_opened": ("group", "task", "members", "room"),
     "group_completed": ("group", "task", "members", "reward_mean", "oldest_version"),

@@ -65,5 +65,7 @@ class Change:
     kind: Literal["joined", "lost", "revoked", "load", "preempted", "frozen", "applied"]
     subject: str
     role: Role
+    lease: str = ""
+    """The lease that the subject runs on; to be released before another takes its place."""
     failure: Failure | None = None
     facts: Mapping[str, float | int | str] = field(default_factory=dict)

@@ -338,6 +338,8 @@ class TaskSpec:
     """Seeds of the training instances; one epoch visits each once."""
     held_out: Sequence[int] = ()
     """Seeds never trained on, for evaluation; empty: evaluation uses the training instances."""
+    data: str = ""
+    """Digest of what else decides the instances beside their seeds: a data set is another one when it changes."""
     success_at: float = 1.0
     """A trajectory with at least this reward counts as a success."""
     max_turns: int = 1

@@ -67,6 +67,32 @@ class Window:
         setattr(self, state, left)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """How many batches are behind each version. Numbers are never reused, so weights that are published again after a
+    rollback or a restart get a new one, and numbers in between are skipped: staleness counts batches, not numbers.
+    """
+
+    jumps: tuple[tuple[Version, Version], ...] = ()
+    """(version, number under which the same weights were published again), both rising."""
+
+    def batches(self, version: Version) -> int:
+        """Batches that the weights of `version` were trained on."""
+        return version - sum(again - version_of for version_of, again in self.jumps if again <= version)
+
+    def first(self, batches: int) -> Version:
+        """The lowest version that was trained on as many batches or more."""
+        version = batches
+        for version_of, again in self.jumps:
+            if version > version_of:
+                version += again - version_of
+        return version
+
+    def again(self, version: Version, number: Version) -> Lineage:
+        """The same weights as `version` are published again as `number`."""
+        return Lineage(jumps=(*self.jumps, (version, number)))
+
+
 def staleness(trained_at: Version, oldest: Version) -> int:
     """Versions between the trainer when it trains a trajectory and the trajectory's oldest trained token."""
     return trained_at - oldest
