@@ -5,9 +5,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := requirements/main.lock
 TORCH := $(shell grep '^torch==' $(LOCK))
+# Mutants are drawn by a tool in an environment of its own; COUNT of them by SEED.
+MUTATION_VENV := .venv-mutation
+MUTATION_LOCK := requirements/mutation.lock
+SEED ?= 0
+COUNT ?= 100
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-long check docs lock clean
+.PHONY: help train test test-long check docs lock soak mutants mutation-lock clean
 
 help:
 	@echo "make train      run the main job (replaces an earlier runs/first_run; more: make train ARGS='key=value ..')"
@@ -16,6 +22,8 @@ help:
 	@echo "make check      ruff, mypy, import contracts"
 	@echo "make docs       rewrite what is generated in docs/"
 	@echo "make lock       write $(LOCK) from the present $(VENV)"
+	@echo "make soak       KILLS real kills of one run (60), then MINUTES of another among faults (40); figures in build/soak.json"
+	@echo "make mutants    which of the own mutants and of COUNT drawn by SEED the tests or torture find (most of an hour)"
 	@echo "make clean      remove $(VENV), caches and build output (runs/ stays)"
 
 # Torch comes first and with its own dependencies (which ones depends on the platform's build); everything else is in the
@@ -58,7 +66,33 @@ lock: $(VENV)/.ready
 	mv $(LOCK).new $(LOCK)
 	touch $(VENV)/.packages $(VENV)/.ready
 
+KILLS ?= 60
+MINUTES ?= 40
+soak: $(VENV)/.ready
+	mkdir -p build
+	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --minutes $(MINUTES) --seed $(SEED) --json build/soak.json
+
+$(MUTATION_VENV)/.packages: $(MUTATION_LOCK)
+	test -x $(MUTATION_VENV)/bin/python || $(PYTHON) -m venv $(MUTATION_VENV)
+	$(MUTATION_VENV)/bin/python -m pip --disable-pip-version-check install --no-deps -r $(MUTATION_LOCK)
+	touch $@
+
+# `torture` ends with 1 when a mutant survives, which is what the score is about. build/mutation.md is for the docs.
+mutants: $(VENV)/.ready $(MUTATION_VENV)/.packages
+	$(MUTATION_VENV)/bin/python benchmarks/mutation.py draw --seed $(SEED) --count $(COUNT) build/mutants
+	rm -f build/mutants.json build/mutants-own.json
+	-$(BIN)/rollart torture --mutants tests/mutants --workers $(WORKERS) --json build/mutants-own.json
+	-$(BIN)/rollart torture --mutants build/mutants --workers $(WORKERS) --json build/mutants.json
+	$(BIN)/python benchmarks/mutation.py page build/mutants-own.json build/mutants.json > build/mutation.md
+	$(BIN)/python benchmarks/mutation.py score build/mutants-own.json build/mutants.json
+
+mutation-lock: $(MUTATION_VENV)/.packages
+	{ echo "# Every package of the environment that draws mutants, pinned. Made by \`make mutation-lock\`; installed without resolving dependencies."; \
+	  $(MUTATION_VENV)/bin/python -m pip freeze --all --exclude pip --exclude setuptools | LC_ALL=C sort -f; } > $(MUTATION_LOCK).new
+	mv $(MUTATION_LOCK).new $(MUTATION_LOCK)
+	touch $(MUTATION_VENV)/.packages
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(MUTATION_VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info

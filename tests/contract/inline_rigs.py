@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -43,7 +44,7 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
-from rollart.ports import Engine
+from rollart.ports import Engine, Trainer
 from rollart.runtime.actors import InlineActors
 from rollart.runtime.cluster import LocalCluster
 from rollart.runtime.engine.remote import RemoteEngine
@@ -52,7 +53,7 @@ from rollart.runtime.envs.session import TurnText
 from rollart.runtime.models import build_model, hf_config, named_weights
 from rollart.runtime.payload import TokenPayload
 from rollart.runtime.tokenizers import build_tokenizer
-from rollart.runtime.trainer.facade import start_trainer
+from rollart.runtime.trainer.facade import RemoteTrainer, start_trainer
 from rollart.runtime.weights import fingerprint, manifest, pack
 
 ROLES: tuple[Role, ...] = ("train", "env", "score", "mixed")
@@ -192,7 +193,18 @@ async def cluster() -> AsyncIterator[ClusterRig]:
         assert isinstance(engine, RemoteEngine)
         actors.kill(engine._actor)
 
-    yield ClusterRig(cluster=port, roles=ROLES, lose_engine=lose_engine)
+    async def lose_host(name: str) -> None:
+        actors.kill(port._hosts[name][0])
+
+    async def lose_trainer(trainer: Trainer) -> None:
+        assert isinstance(trainer, RemoteTrainer)
+        actors.kill(trainer._ranks[0])
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield ClusterRig(
+            cluster=port, roles=ROLES, lose_engine=lose_engine, lose_host=lose_host, lose_trainer=lose_trainer,
+            request=request, instance=problem(0), samples=samples, folder=folder,
+        )  # fmt: skip
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -109,6 +109,15 @@ class ClusterRig:
     roles: tuple[Role, ...]
     """What it can start."""
     lose_engine: Callable[[Engine], Coroutine[Any, Any, None]]
+    """Kill its process, as the other two do."""
+    lose_host: Callable[[str], Coroutine[Any, Any, None]]
+    lose_trainer: Callable[[Trainer], Coroutine[Any, Any, None]]
+    request: MakeRequest
+    instance: TaskInstance
+    samples: Callable[[int], list[Sample]]
+    """Trainable rows, others for each number."""
+    folder: str
+    """Where a trainer can leave its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
-from rollart.ports import Engine, Port
+from rollart.ports import Engine, Port, Trainer
 from rollart.sim.engine import EngineModel, SimEngine
 from rollart.sim.envs import Call, EnvModel, Fault, ScorerModel, SimEnv, SimScorer
 from rollart.sim.loop import run
@@ -155,7 +155,17 @@ async def cluster() -> AsyncIterator[ClusterRig]:
         await asyncio.sleep(0)
         port.lose_engine([one.info.id for one in port.engines].index(engine.info.id))
 
-    yield ClusterRig(cluster=port, roles=ROLES, lose_engine=lose_engine)
+    async def lose_host(name: str) -> None:
+        port.lose_host(name)
+
+    async def lose_trainer(trainer: Trainer) -> None:
+        assert isinstance(trainer, SimTrainer)
+        port.lose_trainer(index=port.trainers.index(trainer))
+
+    yield ClusterRig(
+        cluster=port, roles=ROLES, lose_engine=lose_engine, lose_host=lose_host, lose_trainer=lose_trainer,
+        request=request, instance=problem(0), samples=samples, folder="disk",
+    )  # fmt: skip
 
 
 SIM = PortWorld(name="sim", run=run, engine=engine, env=env, scorer=scorer, trainer=trainer, cluster=cluster)

@@ -10,6 +10,7 @@ import engine_contract
 import env_contract
 import other_contracts
 import pytest
+import restart_contract
 from inline_rigs import INLINE
 from rigs import ClusterRig, EngineRig, EnvRig, PortWorld, ScorerRig, TrainerRig
 from sim_rigs import SIM
@@ -62,4 +63,10 @@ def test_trainer(world: PortWorld, contract: Contract[TrainerRig]) -> None:
 @worlds
 @pytest.mark.parametrize("contract", other_contracts.CLUSTER, ids=name_of)
 def test_cluster(world: PortWorld, contract: Contract[ClusterRig]) -> None:
+    keep(world, world.cluster, contract)
+
+
+@worlds
+@pytest.mark.parametrize("contract", restart_contract.CONTRACTS, ids=name_of)
+def test_restart(world: PortWorld, contract: Contract[ClusterRig]) -> None:
     keep(world, world.cluster, contract)

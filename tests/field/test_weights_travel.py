@@ -105,7 +105,7 @@ def test_a_sync_makes_one_call_per_bucket_and_none_per_parameter() -> None:
                 assert 3 <= manifest.buckets < len(manifest.shards) // 5, "a call per parameter would be noticed"
                 assert calls["put"] == calls["fetch"] == manifest.buckets
                 assert (calls["publish"], calls["prefetch"], calls["apply"]) == (1, 1, 1)
-                assert set(calls) <= {"put", "fetch", "publish", "prefetch", "apply", "poll"}
+                assert set(calls) <= {"put", "fetch", "publish", "prefetch", "apply", "poll", "pid"}
         finally:
             for lease in leases:
                 await cluster.release(lease.id)  # type: ignore[union-attr]

@@ -78,7 +78,7 @@ def test_versions_do_not_fall_when_a_trajectory_moves_to_an_engine_that_is_behin
         return failure("store", "timeout", "slow disk") if late else None
 
     tasks = [a_task(max_tokens=turn_tokens)]
-    config = a_config(tasks, engines=2, schedule={"steps": 8, "max_staleness": 3})
+    config = a_config(tasks, engines=2, schedule={"steps": 8, "max_staleness": 3}, failure={"restarts": 0})
     cluster = SimCluster(
         engine=EngineModel(token_s=0.1, prefetch_s=prefetch_s, apply_s=0.1, fault=slow, rebuilds=rebuilds),
         env=EnvModel(turns=lambda traj, attempt: turns, latency_s=lambda traj, attempt, call, turn: 0.3),

@@ -8,6 +8,9 @@ from __future__ import annotations
 import difflib
 import fcntl
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rollart.config.load import Resolved
@@ -17,6 +20,9 @@ MARK = "config.yaml"
 """Every run writes it first: a folder without it is not a run's."""
 LOCK = ".lock"
 """The file that a run keeps locked while it lives."""
+
+
+CHECKPOINTS = "checkpoints"
 
 
 def folder_of(resolved: Resolved) -> Path:
@@ -51,6 +57,17 @@ def in_use(folder: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+@contextmanager
+def told_how_to_resume(folder: Path) -> Iterator[None]:
+    """Whoever interrupts a run that has a checkpoint is told how to go on with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any((folder / CHECKPOINTS).glob("step-*")):
+            sys.stderr.write(f"to go on with it: rollart resume {folder}\n")
+        raise
 
 
 def existing(run: str) -> Path:

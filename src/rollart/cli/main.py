@@ -15,11 +15,19 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from rollart import __version__
-from rollart.cli import evaluate, explain, extras, report, train
+from rollart.cli import evaluate, explain, extras, report, resume, resume_check, torture, train
 from rollart.cli.work import REAL, Work
 from rollart.core.errors import ConfigError, RollartError
 
-COMMANDS: Mapping[str, ModuleType] = {"train": train, "eval": evaluate, "report": report, "explain": explain}
+COMMANDS: Mapping[str, ModuleType] = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "report": report,
+    "explain": explain,
+    "resume-check": resume_check,
+    "torture": torture,
+}
 FAILED, REFUSED, INTERRUPTED, NO_READER = 1, 2, 130, 141
 """Exit codes; the last two are what a shell reports for SIGINT and SIGPIPE."""
 

@@ -19,5 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, work: Work) -> int:
     resolved = configured.resolved_from(arguments)
     extras.require(resolved.config)
-    folders.claim(folders.folder_of(resolved), overwrite=arguments.overwrite)
-    return work.train(resolved, plain=arguments.plain)
+    folder = folders.folder_of(resolved)
+    folders.claim(folder, overwrite=arguments.overwrite)
+    with folders.told_how_to_resume(folder):
+        return work.train(resolved, plain=arguments.plain)

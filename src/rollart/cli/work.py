@@ -20,10 +20,22 @@ class Train(Protocol):
     def __call__(self, resolved: Resolved, *, plain: bool) -> int: ...
 
 
+class Resume(Protocol):
+    """Go on with the run in a folder, to the end; returns the process's exit code. Raises RollartError."""
+
+    def __call__(self, run_dir: Path, resolved: Resolved, *, plain: bool) -> int: ...
+
+
 class Evaluate(Protocol):
     """Score a finished run's model on `count` instances from `instance_seed` on; returns the exit code. Raises RollartError."""
 
     def __call__(self, run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int: ...
+
+
+class ResumeCheck(Protocol):
+    """Compare an uninterrupted run with one that is killed and resumed; True: they agree. Raises RollartError."""
+
+    def __call__(self, resolved: Resolved, *, steps: int, say: Callable[[str], None]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +43,23 @@ class Work:
     """The calls behind the commands."""
 
     train: Train
+    resume: Resume
     evaluate: Evaluate
     report: Callable[[Path], Path]
     """Write the report of a run; returns its path."""
+    resume_check: ResumeCheck
 
 
 def _train(resolved: Resolved, *, plain: bool) -> int:
     from rollart.runtime import launch
 
     return launch.train(resolved, plain=plain)
+
+
+def _resume(run_dir: Path, resolved: Resolved, *, plain: bool) -> int:
+    from rollart.runtime import launch
+
+    return launch.resume(run_dir, resolved, plain=plain)
 
 
 def _evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int:
@@ -54,4 +74,10 @@ def _report(run_dir: Path) -> Path:
     return write_report(run_dir)
 
 
-REAL = Work(train=_train, evaluate=_evaluate, report=_report)
+def _resume_check(resolved: Resolved, *, steps: int, say: Callable[[str], None]) -> bool:
+    from rollart.runtime import resume_check
+
+    return resume_check.check(resolved, steps=steps, say=say)
+
+
+REAL = Work(train=_train, resume=_resume, evaluate=_evaluate, report=_report, resume_check=_resume_check)

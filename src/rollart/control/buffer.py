@@ -19,10 +19,11 @@ from rollart.core.errors import RunFailed
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
 from rollart.core.lifecycle import GROUP, Lifecycle
+from rollart.core.snapshot import GroupState
 from rollart.core.types import DropReason, Failure, TaskInstance, Trajectory, Version
 from rollart.sched.mixing import Mix
 from rollart.sched.redundancy import Unfinished, losers
-from rollart.sched.staleness import Ready, Window, hopeless, oldest_allowed, release
+from rollart.sched.staleness import Lineage, Ready, Window, hopeless, oldest_allowed, release
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +60,16 @@ class Group:
             self.versions.append((spans[0].version, spans[-1].version))
             self.n_sampled += sum(span.n_tokens for span in spans)
             self.oldest = _older(self.oldest, spans[0].version)
+
+    @property
+    def state(self) -> GroupState:
+        """What a checkpoint keeps of it. Members that are not done are to be issued again."""
+        complete = self.life.state == "buffered"
+        again = {} if complete else {member: attempt.attempt + 1 for member, attempt in self.running.items()}
+        return GroupState(
+            instance=self.instance, order=self.order, min_version=self.min_version, done=tuple(self.done),
+            attempts=again, given_up=self.given_up, complete=complete,
+        )  # fmt: skip
 
 
 def _older(one: Version | None, other: Version | None) -> Version | None:
@@ -110,20 +121,22 @@ class Buffer:
         """Complete groups that wait for release, as release sees them."""
         self.counts: dict[str, int] = {}
         """Groups per task that were trained or still may be: what mixing looks at."""
-        self.next_release: Version = 0
-        """Version of the trainer when it can next train something."""
+        self.lineage = Lineage()
+        self.next_release = 0
+        """Batches behind the trainer's weights when it can next train something."""
         self.released = 0
         """Batches released so far."""
         self.changed = Signal()
         self.last_failure: Failure | None = None
-        self._opened = 0
-        self._recent: deque[Counter[str]] = deque(maxlen=mix_window)
+        self.opened = 0
+        """Groups opened so far."""
+        self.recent: deque[Counter[str]] = deque(maxlen=mix_window)
         """Trajectories per task of the last batches."""
 
     @property
     def min_version(self) -> Version:
         """Tokens sampled under an older version could not be released any more."""
-        return max(0, oldest_allowed(self.next_release, self.window.max_staleness))
+        return self._oldest_at(self.next_release)
 
     @property
     def first_version(self) -> Version:
@@ -134,25 +147,52 @@ class Buffer:
         """
         ahead = self.window.open + self.window.buffered
         batches = min(ahead // self.window.groups_per_batch, self.window.max_staleness)
-        return max(0, oldest_allowed(self.next_release + batches, self.window.max_staleness))
+        return self._oldest_at(self.next_release + batches)
+
+    def _oldest_at(self, batches: int) -> Version:
+        """The oldest version that may still be trained by weights with as many batches behind them."""
+        return self.lineage.first(max(0, oldest_allowed(batches, self.window.max_staleness)))
+
+    def _age(self, version: Version | None) -> int | None:
+        return None if version is None else self.lineage.batches(version)
 
     # --- a group's life ----------------------------------------------------------------------------------------------
 
     def open(self, instance: TaskInstance, *, members: int, room: int) -> Group:
         life = Lifecycle(GROUP, instance.group_id, "open")
-        group = Group(instance=instance, order=self._opened, life=life, min_version=self.first_version)
-        self._opened += 1
+        group = Group(instance=instance, order=self.opened, life=life, min_version=self.first_version)
+        self.opened += 1
         self.groups[group.id] = group
         self.counts[instance.task] = self.counts.get(instance.task, 0) + 1
         self.window.opened()
         self._record("group_opened", group=group.id, task=instance.task, members=members, room=room)
         return group
 
+    def restore(self, state: GroupState) -> Group:
+        """A group of an earlier incarnation, as it was. Its opening is in the log already."""
+        life = Lifecycle(GROUP, state.instance.group_id, "open")
+        group = Group(
+            instance=state.instance, order=state.order, life=life, min_version=state.min_version,
+            given_up=state.given_up,
+        )  # fmt: skip
+        for trajectory in state.done:
+            group.add(trajectory)
+        self.groups[group.id] = group
+        self.window.opened()
+        if state.complete:
+            self._buffered(group)
+        return group
+
+    def _buffered(self, group: Group) -> None:
+        group.life.to("buffered")
+        self._ready[group.id] = Ready(
+            group=group.id, task=group.instance.task, order=group.order, oldest=self._age(group.oldest)
+        )
+        self.window.completed()
+
     def complete(self, group: Group) -> None:
         """`group_size` members are scored: the group may be released, and members still running have lost."""
-        group.life.to("buffered")
-        self._ready[group.id] = Ready(group=group.id, task=group.instance.task, order=group.order, oldest=group.oldest)
-        self.window.completed()
+        self._buffered(group)
         self._stop_members(group, "redundant")
         rewards = [trajectory.reward for trajectory in group.done if trajectory.reward is not None]
         self._record(
@@ -192,15 +232,21 @@ class Buffer:
         in_training = -(-self.window.training // self.window.groups_per_batch)
         return self.window.room(batches_left=self.wanted + in_training)
 
-    async def take(self, step: int, version: Version, *, deadline_s: float) -> Batch:
+    async def take(
+        self, step: int, version: Version, *, deadline_s: float, unless: Callable[[], bool] = lambda: False
+    ) -> Batch | None:
         """The batch of `step`, to be trained at `version`; waits until every task's quota is there.
 
-        Raises RunFailed when the batch does not come by the absolute deadline.
+        None: `unless` has come true meanwhile (notify `changed`). Raises RunFailed when the batch does not come by the
+        absolute deadline.
         """
         started, quota = asyncio.get_running_loop().time(), self._mix.quota(step)
         while True:
+            if unless():
+                return None
+            at = self.lineage.batches(version)
             decision = release(
-                tuple(self._ready.values()), version=version, max_staleness=self.window.max_staleness, quota=quota
+                tuple(self._ready.values()), version=at, max_staleness=self.window.max_staleness, quota=quota
             )
             for name in decision.stale:
                 self.drop(self.groups[name], "stale")
@@ -226,12 +272,13 @@ class Buffer:
             group.life.to("training")
             del self._ready[group.id]
         self.window.released(len(batch.groups))
-        self.next_release = version + 1
+        at = self.lineage.batches(version)
+        self.next_release = at + 1
         self.released += 1
-        self._recent.append(Counter(trajectory.instance.task for trajectory in batch.trajectories))
-        mixed = sum(self._recent, Counter())
-        lags = [version - oldest for group in batch.groups for oldest, _ in group.versions]
-        newest = [version - newest for group in batch.groups for _, newest in group.versions]
+        self.recent.append(Counter(trajectory.instance.task for trajectory in batch.trajectories))
+        mixed = sum(self.recent, Counter())
+        lags = [at - self.lineage.batches(oldest) for group in batch.groups for oldest, _ in group.versions]
+        newest = [at - self.lineage.batches(newest) for group in batch.groups for _, newest in group.versions]
         self._record(
             "batch_released", step=step, version=version, groups=list(names), trajectories=len(batch.trajectories),
             tokens=sum(group.n_sampled for group in batch.groups), staleness_mean=sum(lags) / max(1, len(lags)),
@@ -246,7 +293,7 @@ class Buffer:
         """After a release: abort what can no longer be trained, drop what redundant groups over-produced."""
         live = self._live_versions()
         for group in [g for g in self.groups.values() if g.life.state in ("open", "buffered")]:
-            if hopeless(_oldest_of(group, live), self.next_release, self.window.max_staleness):
+            if hopeless(self._age(_oldest_of(group, live)), self.next_release, self.window.max_staleness):
                 self.drop(group, "stale")
         if self.window.redundant_groups:
             coming = range(step + 1, step + 1 + min(self.window.max_staleness, self.wanted))

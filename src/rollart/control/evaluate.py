@@ -51,13 +51,16 @@ class Evaluator:
         self._trajectory_s = trajectory_s
         self._slots = asyncio.Semaphore(concurrency)
         self._keep = keep
-        self._ordinal = 0
+        self.ordinal = 0
+        """Evaluations of a task on a split so far."""
+        self.under_way: tuple[str, Version] | None = None
 
     async def run(self, name: str, version: Version, *, episodes: int | None, modes: tuple[Mode, ...]) -> list[Score]:
         """Score every task on every split under `version`, `episodes` each (None: every instance once)."""
         tasks = self._rollout.tasks
         self._record("eval_started", eval=name, version=version, tasks=list(tasks))
         self._weights.pin(version)
+        self.under_way = (name, version)
         try:
             scores = list(
                 await asyncio.gather(
@@ -71,14 +74,15 @@ class Evaluator:
             )
         finally:
             self._weights.unpin(version)
+            self.under_way = None
         self._record("eval_finished", eval=name, version=version, complete=all(score.complete for score in scores))
         return scores
 
     async def _score(
         self, name: str, version: Version, spec: TaskSpec, split: Split, mode: Mode, episodes: int | None
     ) -> Score:
-        self._ordinal += 1
-        wanted = evaluation(spec, split, ordinal=self._ordinal, episodes=episodes)
+        self.ordinal += 1
+        wanted = evaluation(spec, split, ordinal=self.ordinal, episodes=episodes)
         ended = await asyncio.gather(*(self._episode(instance, member, version, mode) for instance, member in wanted))
         rewards = [trajectory.reward for trajectory in ended if trajectory.reward is not None]
         n = max(1, len(rewards))

@@ -16,9 +16,10 @@ from typing import Any
 
 from rollart.control.signal import Signal
 from rollart.control.waits import WaitExpired, Waits
-from rollart.core.errors import RunFailed, describe, failure
+from rollart.core.errors import describe, failure
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
+from rollart.core.resources import EngineInfo
 from rollart.core.seeds import seed_of
 from rollart.core.types import (
     EngineBook,
@@ -55,6 +56,7 @@ class Fleet:
         *,
         seed: int,
         spawn: Spawn,
+        on_lost: Callable[[EngineInfo, Failure], None] = lambda engine, why: None,
         affinity: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self._record = record
@@ -62,6 +64,7 @@ class Fleet:
         self._ledger = ledger
         self._seed = seed
         self._spawn = spawn
+        self._on_lost = on_lost
         self.router = Router()
         self.engines: dict[str, Engine] = {}
         self.changed = Signal()
@@ -72,6 +75,8 @@ class Fleet:
         self._homes: dict[Key, str] = {}
         self._live: dict[Key, tuple[str, RequestId]] = {}
         self._aborting: set[Key] = set()
+        self._parts: dict[Key, tuple[Tokens, ...]] = {}
+        """Pieces of turns that were cut short and go on, which their attempts do not have yet."""
         self._affinity = affinity or {}
 
     # --- engines -----------------------------------------------------------------------------------------------
@@ -93,10 +98,8 @@ class Fleet:
         self.changed.notify()
 
     def lost(self, engine: str, why: Failure) -> None:
-        """An engine is gone. What it had sampled and not delivered is counted as `engine_lost`; its turns go elsewhere.
-
-        Raises RunFailed with the engine's failure when it was the last one.
-        """
+        """An engine is gone. What it had sampled and not delivered is counted as `engine_lost`; its turns go elsewhere, or
+        wait for the one that is started in its place."""
         port = self.engines.pop(engine, None)
         if port is None:
             return
@@ -109,12 +112,25 @@ class Fleet:
         self._retired[engine] = replace(book, live={})
         self._record("engine_lost", engine=engine, failure=describe(why), lost_tokens=lost_tokens)
         self.changed.notify()
-        if not self.engines:
-            raise RunFailed(f"no engine is left: {engine} was the last", why)
         # it may live and only be unfit to serve: what it still samples would be thrown away
         unanswered = [rid for name, rid in self._live.values() if name == engine]
         if unanswered:
             self._send_abort(port, unanswered)
+        self._on_lost(port.info, why)
+
+    def restore(self, sampled: Mapping[str, int]) -> None:
+        """Engines of an earlier incarnation of the run, by the tokens that each had sampled."""
+        for engine, tokens in sampled.items():
+            self._retired[engine] = EngineBook(sampled={"train": tokens})
+
+    @property
+    def gone(self) -> Mapping[str, EngineBook]:
+        """Engines that served once, by their last books."""
+        return self._retired
+
+    def parts(self, key: Key) -> tuple[Tokens, ...]:
+        """What an attempt's turn that is under way has delivered so far."""
+        return self._parts.get(key, ())
 
     def books(self) -> Mapping[str, EngineBook]:
         """The engines' side of the ledger, of those gone as well."""
@@ -145,6 +161,12 @@ class Fleet:
     async def turn(self, request: TurnRequest) -> Turn:
         """One turn of a trajectory, whatever happens to engines meanwhile. Never raises but on shutdown."""
         key = (request.id.traj, request.id.attempt)
+        try:
+            return await self._turn(key, request)
+        finally:
+            self._parts.pop(key, None)
+
+    async def _turn(self, key: Key, request: TurnRequest) -> Turn:
         pieces: tuple[Tokens, ...] = ()
         losses = 0
         part = 0
@@ -159,6 +181,7 @@ class Fleet:
             answer = await self._ask(choice, key, _part(request, part, pieces, self.min_version))
             if answer.tokens.n_tokens:
                 pieces += (answer.tokens,)
+                self._parts[key] = pieces
             if answer.finish == "stop" or sum(piece.n_tokens for piece in pieces) >= request.max_tokens:
                 return Turn(pieces=pieces, finish="stop" if answer.finish == "stop" else "length")
             if answer.failure is not None:

@@ -39,13 +39,15 @@ class GroupRules:
     room_wait_s: float
     """The longest that the window may stay full: a batch, its training and its publish."""
     policy: failures.Policy
+    give_up_after: int
+    give_up_s: float
     seed: int
 
 
 class Groups:
     def __init__(
         self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, rollout: Rollout, mix: Mix, *,
-        rules: GroupRules, sampling: Mapping[str, Sampling], patience: failures.Patience, spawn: Spawn,
+        rules: GroupRules, sampling: Mapping[str, Sampling], spawn: Spawn,
         keep: Callable[[Trajectory], None], newest_served: Callable[[], Version],
     ) -> None:  # fmt: skip
         self._record = record
@@ -56,7 +58,9 @@ class Groups:
         self._mix = mix
         self._rules = rules
         self._sampling = sampling
-        self._patience = patience
+        self._patience = {
+            name: failures.Patience(rules.give_up_after, rules.give_up_s) for name in rollout.tasks
+        }  # fmt: skip
         self._spawn = spawn
         self._keep = keep
         self._newest_served = newest_served
@@ -69,7 +73,12 @@ class Groups:
             room = buffer.room
             # what no engine serves yet cannot be sampled under: opened now, it would only use up its members' deadlines
             if room and self._newest_served() >= buffer.first_version:
-                self._open(self._mix.next(buffer.counts), room)
+                task = self._mix.next(buffer.counts)
+                if self._patience[task].outage:  # a group opened now most likely fails too: one at a time, to see
+                    await asyncio.sleep(failures.OUTAGE_PAUSE_S)
+                    if not (buffer.wanted and buffer.room):
+                        continue
+                self._open(task, buffer.room)
                 opened += 1
                 if opened % OPENINGS_PER_TURN == 0:
                     await asyncio.sleep(0)
@@ -84,10 +93,14 @@ class Groups:
     def _open(self, task: str, room: int) -> None:
         members = self._rules.group_size + self._rules.redundancy
         group = self._buffer.open(self.cursors[task].next(), members=members, room=room)
+        self.issue(group, dict.fromkeys(range(members), 0))
+
+    def issue(self, group: Group, attempts: Mapping[int, int]) -> None:
+        """Let members begin, each with its attempt of that number."""
         now = asyncio.get_running_loop().time()
-        for member in range(members):
-            group.running[member] = self._attempt(group, member, 0, now)
-        for member in range(members):
+        for member, attempt in attempts.items():
+            group.running[member] = self._attempt(group, member, attempt, now)
+        for member in attempts:
             self._spawn(self._member(group, member))
 
     def _attempt(self, group: Group, member: int, attempt: int, started_s: float) -> Attempt:
@@ -104,7 +117,7 @@ class Groups:
     async def _member(self, group: Group, member: int) -> None:
         """One member, through all its attempts, to the end."""
         started_s = asyncio.get_running_loop().time()
-        attempt = 0
+        attempt = group.running[member].attempt
         while True:
             trajectory = await self._rollout.attempt(group.running[member])
             self._keep(trajectory)
@@ -123,7 +136,7 @@ class Groups:
         tokens = trajectory.n_sampled
         is_open = group.life.state == "open"
         if trajectory.status == "done":
-            self._patience.done()
+            self._patience[group.instance.task].done()
             attempt = group.running.pop(member)
             if not is_open:  # scored, and its environment still closing, when its group was completed or given up
                 self._ledger.drop("in_flight", attempt.stop or "redundant", tokens)
@@ -147,19 +160,22 @@ class Groups:
         assert why is not None
         self._buffer.last_failure = why
         now = asyncio.get_running_loop().time()
+        patience = self._patience[group.instance.task]
+        over = patience.failed(now, retryable=why.retryable)
         decision = failures.decide(
             why, attempt=trajectory.attempt, policy=self._rules.policy,
-            left_s=group.running[member].work_until_s - now,
+            left_s=group.running[member].work_until_s - now, outage=patience.outage,
         )  # fmt: skip
         self._record(
             "failure_decided", traj=trajectory.id, attempt=trajectory.attempt, task=group.instance.task,
             failure=describe(why), decision=type(decision).__name__,
         )  # fmt: skip
-        if self._patience.failed() or isinstance(decision, failures.EndRun):
-            n, most = self._patience.in_a_row, self._patience.give_up_after
-            rule = f"{n} attempts in a row failed" if n >= most else "failure.on_failure says so"
+        if over or isinstance(decision, failures.EndRun):
+            lasted = f"{patience.in_a_row} of its task in a row failed, for {now - patience.since_s:.0f} s"
+            rule = lasted if over else "failure.on_failure says so"
             raise RunFailed(
-                f"the run ends with {trajectory.id}, attempt {trajectory.attempt}: {rule} (failure.give_up_after={most})",
+                f"the run ends with {trajectory.id}, attempt {trajectory.attempt}: {rule} (failure.give_up_after="
+                f"{self._rules.give_up_after}, failure.give_up_s={self._rules.give_up_s:g})",
                 why,
             )
         if isinstance(decision, failures.Retry):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollart.core.seeds import rng
+from rollart.core.seeds import digest, rng
+from rollart.core.snapshot import CursorState
 from rollart.core.types import TaskInstance, TaskSpec
 
 
@@ -19,6 +20,7 @@ class Cursor:
         self.epoch = epoch
         self.position = position
         self._order = self._shuffled()
+        self._data = ""
 
     def next(self) -> TaskInstance:
         if self.position == len(self._order):
@@ -28,6 +30,25 @@ class Cursor:
         index = self._order[self.position]
         self.position += 1
         return TaskInstance(task=self._spec.name, epoch=self.epoch, index=index, seed=self._spec.train[index])
+
+    @property
+    def data(self) -> str:
+        """Digest of the data set: its instances and what decides them."""
+        if not self._data:
+            seeds = self._spec.train
+            self._data = digest(self._spec.data, seeds if isinstance(seeds, range) else ",".join(map(str, seeds)))
+        return self._data
+
+    @property
+    def state(self) -> CursorState:
+        return CursorState(epoch=self.epoch, position=self.position, data=self.data)
+
+    def restore(self, state: CursorState) -> bool:
+        """Go on from `state`. False: the data set is another one, so it is begun at its index 0, as a new epoch."""
+        same = state.data == self.data
+        self.epoch, self.position = (state.epoch, state.position) if same else (state.epoch + 1, 0)
+        self._order = self._shuffled()
+        return same
 
     def _shuffled(self) -> list[int]:
         order = list(range(len(self._spec.train)))

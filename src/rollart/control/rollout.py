@@ -39,6 +39,8 @@ from rollart.sched.timeouts import TEARDOWN_MAX_S, call_deadline
 
 T = TypeVar("T")
 
+ENDED = "traj_finished"
+"""The event that ends an attempt."""
 POLICY = "policy"
 """Model id of the model being trained."""
 
@@ -106,21 +108,25 @@ class Rollout:
         self.rewards = rewards
         self.limits = limits
         self.tasks = tasks
-        self._alive = 0
+        self._live: dict[Key, _Running] = {}
         self._ended = Signal()
 
     async def attempt(self, who: Attempt) -> Trajectory:
         """Run one attempt to its terminal state."""
-        self._alive += 1
+        running = self._live[who.key] = _Running(self, who)
         try:
-            return await _Running(self, who).to_its_end()
+            return await running.to_its_end()
         finally:
-            self._alive -= 1
+            del self._live[who.key]
             self._ended.notify()
+
+    def unfinished(self) -> list[Mapping[str, object]]:
+        """Of each attempt that lives: the fields of the event that ends it if this incarnation of the run ends now."""
+        return [running.rolled_back() for running in self._live.values() if not running.over]
 
     async def quiet(self) -> None:
         """Wait until no attempt lives."""
-        while self._alive:
+        while self._live:
             await self._ended.wait()
 
     def stop(self, attempts: Mapping[Key, Attempt], reason: DropReason) -> None:
@@ -147,6 +153,8 @@ class _Running:
     timings: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("open", "generate", "step", "score"), 0.0))
     turns: int = 0
     bad_actions: int = 0
+    over: bool = False
+    """Its terminal state is recorded."""
 
     async def to_its_end(self) -> Trajectory:
         shared, who = self.shared, self.who
@@ -174,8 +182,16 @@ class _Running:
             who.ended = True
         life.to(trajectory.status)
         self.timings["total"] = asyncio.get_running_loop().time() - started
-        self._finished(trajectory)
+        self._record(ENDED, **_fields(trajectory))
+        self.over = True
         return trajectory
+
+    def rolled_back(self) -> Mapping[str, object]:
+        """How it ends if nobody goes on with it: with what it has delivered so far."""
+        parts = self.shared.fleet.parts(self.who.key)
+        segments = (*self.segments[:-1], self.segments[-1].extended(*parts))
+        trajectory = self._trajectory(_End("aborted", "rolled_back"), segments)
+        return {"traj": self.who.key[0], "attempt": self.who.attempt, **_fields(trajectory)}
 
     # --- the environment's side ----------------------------------------------------------------------------------
 
@@ -291,13 +307,7 @@ class _Running:
     async def _judge(self, end: _End) -> Trajectory:
         """The trajectory with its reward. What cannot be scored has failed: it is never scored 0."""
         who, spec = self.who, self.shared.tasks[self.who.instance.task]
-        traj, attempt = who.key
-        trajectory = Trajectory(
-            id=traj, attempt=attempt, group_id=who.instance.group_id, instance=who.instance, member=who.member,
-            segments=tuple(self.segments), status=end.status, finish_cause=end.cause, failure=end.failure,
-            turns=self.turns, bad_actions=self.bad_actions, evidence=tuple(self.evidence), metrics=self.metrics,
-            timings=self.timings,
-        )  # fmt: skip
+        trajectory = self._trajectory(end, tuple(self.segments))
         if end.status != "done":
             return trajectory
         started = asyncio.get_running_loop().time()
@@ -315,17 +325,14 @@ class _Running:
             return replace(trajectory, status="aborted", finish_cause=who.stop)
         return replace(trajectory, reward=reward)
 
-    def _finished(self, trajectory: Trajectory) -> None:
-        why = {} if trajectory.failure is None else {"failure": describe(trajectory.failure)}
-        spans = trajectory.spans
-        self._record(
-            "traj_finished", group=trajectory.group_id, task=trajectory.instance.task,
-            purpose=trajectory.instance.purpose, status=trajectory.status, cause=trajectory.finish_cause,
-            reward=trajectory.reward, turns=trajectory.turns, bad_actions=trajectory.bad_actions,
-            sampled=sum(span.n_tokens for span in spans), context=sum(segment.n_tokens for segment in trajectory.segments),
-            oldest_version=spans[0].version if spans else None, newest_version=spans[-1].version if spans else None,
-            spans=len(spans), metrics=dict(trajectory.metrics),
-            seconds={name: round(value, 6) for name, value in self.timings.items()}, **why,
+    def _trajectory(self, end: _End, segments: tuple[Segment, ...]) -> Trajectory:
+        who = self.who
+        traj, attempt = who.key
+        return Trajectory(
+            id=traj, attempt=attempt, group_id=who.instance.group_id, instance=who.instance, member=who.member,
+            segments=segments, status=end.status, finish_cause=end.cause, failure=end.failure,
+            turns=self.turns, bad_actions=self.bad_actions, evidence=tuple(self.evidence), metrics=self.metrics,
+            timings=self.timings,
         )  # fmt: skip
 
     # --- shared by all calls -----------------------------------------------------------------------------------------
@@ -345,3 +352,18 @@ class _Running:
 
     def _record(self, kind: str, **fields: object) -> None:
         self.shared.record(kind, traj=self.who.key[0], attempt=self.who.attempt, **fields)
+
+
+def _fields(trajectory: Trajectory) -> dict[str, object]:
+    """Of the event that ends an attempt."""
+    why = {} if trajectory.failure is None else {"failure": describe(trajectory.failure)}
+    spans = trajectory.spans
+    return dict(
+        group=trajectory.group_id, task=trajectory.instance.task, purpose=trajectory.instance.purpose,
+        status=trajectory.status, cause=trajectory.finish_cause, reward=trajectory.reward, turns=trajectory.turns,
+        bad_actions=trajectory.bad_actions, sampled=sum(span.n_tokens for span in spans),
+        context=sum(segment.n_tokens for segment in trajectory.segments),
+        oldest_version=spans[0].version if spans else None, newest_version=spans[-1].version if spans else None,
+        spans=len(spans), metrics=dict(trajectory.metrics),
+        seconds={name: round(value, 6) for name, value in trajectory.timings.items()}, **why,
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """The trainer's loop: take a batch, turn it into samples, step, publish.
 
 Consumes: complete groups from the buffer. Gives: versions to the engines. Invariant: version v + 1 is trained on one batch
-that was released at version v; samples are kept until it is published. Rollout goes on all the while.
+that was released at version v; a batch is kept until a checkpoint holds what was trained on it, so a trainer that is lost
+at any moment is brought back to where it was. Rollout goes on all the while.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from rollart.config.schema import Algorithm
 from rollart.control.buffer import Batch, Buffer
 from rollart.control.fleet import Fleet
+from rollart.control.recovery import Recovery
 from rollart.control.waits import WaitExpired, Waits
 from rollart.control.weights import Weights
-from rollart.core.errors import RunFailed, failure
+from rollart.core.errors import RunFailed, TrainerLost, failure
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
 from rollart.core.seeds import rng
 from rollart.core.types import Sample, Version
 from rollart.learn.advantages import build_samples
 from rollart.learn.credit import total_weight
-from rollart.ports import Trainer
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ class TrainRules:
 class Training:
     def __init__(
         self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, fleet: Fleet, weights: Weights,
-        trainer: Trainer, *, rules: TrainRules, after_step: Callable[[int, Version], Awaitable[None]],
+        recovery: Recovery, *, rules: TrainRules, after_step: Callable[[int, Version], Awaitable[Version]],
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
@@ -53,46 +55,66 @@ class Training:
         self._buffer = buffer
         self._fleet = fleet
         self._weights = weights
-        self._trainer = trainer
+        self._recovery = recovery
         self._rules = rules
         self._after_step = after_step
 
     async def run(self, *, first_step: int, version: Version) -> Version:
         """Train to the last step; returns the last version. One batch, `steps_per_batch` steps, one version."""
-        loop = asyncio.get_running_loop()
         for step in range(first_step, self._rules.steps):
-            batch = await self._buffer.take(step, version, deadline_s=loop.time() + self._rules.batch_s)
+            batch, version = await self._take(step, version)
             self._fleet.min_version = self._buffer.min_version
             self._fleet.changed.notify()
             if self._rules.paper:
                 await self._weights.sync()
-            await self._train(batch)
-            version += 1
-            await self._weights.publish(step, version)
+            version = await self._recovery.through(version, partial(self._step, batch))
+            self._recovery.trained(batch)
             self._buffer.trained(batch)
             self.close_books()
-            await self._after_step(step, version)
+            version = await self._after_step(step, version)
         return version
 
-    async def _train(self, batch: Batch) -> None:
+    async def _take(self, step: int, version: Version) -> tuple[Batch, Version]:
+        """The next batch. While it is waited for, weights that engines cannot fetch are published again."""
+        while True:
+            deadline = asyncio.get_running_loop().time() + self._rules.batch_s
+            batch = await self._buffer.take(
+                step, version, deadline_s=deadline, unless=lambda: self._recovery.wanted is not None
+            )
+            if batch is not None:
+                return batch, version
+            version = await self._recovery.publish_again(version)
+
+    async def _step(self, batch: Batch, version: Version) -> Version:
+        """Train on the batch with the weights of `version`; returns the version that comes of it."""
+        await self._train(batch, version)
+        await self._weights.publish(batch.step, version + 1)
+        return version + 1
+
+    async def _train(self, batch: Batch, version: Version) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        step = batch.step
-        self._record("step_started", step=step, version=batch.version)
+        self._record("step_started", step=batch.step, version=version)
+        metrics = await self.optimise(batch)
+        self._record(
+            "step_finished", step=batch.step, version=version, seconds=round(loop.time() - started, 6),
+            trained_tokens=sum(group.n_sampled for group in batch.groups), metrics=dict(metrics),
+        )  # fmt: skip
+
+    async def optimise(self, batch: Batch) -> Mapping[str, float]:
+        """The batch's optimiser steps; returns the last one's metrics. Raises TrainerLost."""
+        trainer, step = self._recovery.seat.port, batch.step
         metrics: Mapping[str, float] = {}
         samples = await self._samples(batch)
         parts = _parts(batch, samples, self._rules.steps_per_batch)
         if len(parts) > 1:
-            await self._bounded(self._trainer.logprobs(samples))
+            await self._bounded(trainer.logprobs(samples))
         for part in parts:
-            await self._bounded(self._trainer.begin(step, total_weight=total_weight(part)))
-            await self._bounded(self._trainer.accumulate(part))
-            metrics = await self._bounded(self._trainer.finish())
+            await self._bounded(trainer.begin(step, total_weight=total_weight(part)))
+            await self._bounded(trainer.accumulate(part))
+            metrics = await self._bounded(trainer.finish())
             self._must_move(step, metrics)
-        self._record(
-            "step_finished", step=step, version=batch.version, seconds=round(loop.time() - started, 6),
-            trained_tokens=sum(group.n_sampled for group in batch.groups), metrics=dict(metrics),
-        )  # fmt: skip
+        return metrics
 
     async def _samples(self, batch: Batch) -> list[Sample]:
         """The trainer's rows, made of a few groups per turn of the loop; a shuffle needs all groups at once."""
@@ -128,7 +150,7 @@ class Training:
         try:
             return await self._waits.on(call, what="the trainer", deadline_s=deadline)
         except WaitExpired as expired:
-            raise RunFailed("the trainer does not answer", failure("trainer", "timeout", str(expired))) from expired
+            raise TrainerLost(f"the trainer does not answer: {expired}") from expired
 
 
 def _parts(batch: Batch, samples: Sequence[Sample], parts: int) -> list[list[Sample]]:

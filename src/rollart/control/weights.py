@@ -8,17 +8,18 @@ Source: RollArt's cross-cluster weight path (M7, M9); `sync_order` is defined in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from rollart.control.elastic import Seat
 from rollart.control.fleet import Fleet
 from rollart.control.signal import Signal
 from rollart.control.waits import GRACE_S, WaitExpired, Waits
-from rollart.core.errors import RunFailed, StoreError, failure
+from rollart.core.errors import RunFailed, StoreError, TrainerLost, failure
 from rollart.core.events import Recorder
 from rollart.core.types import Failure, Manifest, Version
-from rollart.ports import Engine, Trainer, WeightStore
+from rollart.ports import Engine, WeightStore
 
 T = TypeVar("T")
 
@@ -75,14 +76,16 @@ class WeightRules:
 
 class Weights:
     def __init__(
-        self, record: Recorder, waits: Waits, fleet: Fleet, trainer: Trainer, store: WeightStore, rules: WeightRules
-    ) -> None:
+        self, record: Recorder, waits: Waits, fleet: Fleet, trainer: Seat, store: WeightStore, rules: WeightRules,
+        *, on_missing: Callable[[Failure], None],
+    ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
         self._fleet = fleet
         self._trainer = trainer
         self._store = store
         self._rules = rules
+        self._on_missing = on_missing
         self._changed = Signal()
         self._pins: dict[Version, float] = {}
         self.published: Version = -1
@@ -90,18 +93,22 @@ class Weights:
 
     # --- the trainer's side ------------------------------------------------------------------------------------------
 
-    async def publish(self, step: int, version: Version) -> None:
-        """Offer the trainer's weights as `version`; under `early` engines apply it as soon as they hold it."""
+    async def publish(self, step: int, version: Version, *, again: Version | None = None) -> None:
+        """Offer the trainer's weights as `version`; under `early` engines apply it as soon as they hold it.
+
+        again: the version that these weights were published as before. Raises TrainerLost when the trainer is gone or does
+        not answer.
+        """
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             manifest = await self._waits.on(
-                self._trainer.publish(version),
+                self._trainer.port.publish(version),
                 what="the trainer to publish",
                 deadline_s=started + self._rules.weights_s,
             )
         except WaitExpired as expired:
-            raise RunFailed("the trainer does not publish", failure("trainer", "timeout", str(expired))) from expired
+            raise TrainerLost(f"the trainer does not publish: {expired}") from expired
         await self._store.offer(manifest)
         await self._store.retire(min([version - VERSIONS_KEPT + 1, *self._pins]))
         self.published = version
@@ -109,7 +116,7 @@ class Weights:
             self._allowed = version
         self._record(
             "published", step=step, version=version, seconds=round(loop.time() - started, 6), bytes=manifest.n_bytes,
-            buckets=manifest.buckets, digest=manifest.fingerprint.digest,
+            buckets=manifest.buckets, digest=manifest.fingerprint.digest, **({} if again is None else {"again": again}),
         )  # fmt: skip
         self._changed.notify()
 
@@ -154,7 +161,9 @@ class Weights:
         held: Manifest | None = None
         while name in self._fleet.engines:
             holds = have if held is None else held.version
-            may_apply = have < holds <= self._allowed and not self._pinned(have)
+            # one that serves nothing yet holds nobody's version up
+            allowed = self.published if have < 0 else self._allowed
+            may_apply = have < holds <= allowed and not self._pinned(have)
             if held is not None and may_apply and (holds == self.published or self._pinned(holds)):
                 have = await self._apply(engine, have, held)
             elif holds < self.published:
@@ -192,6 +201,16 @@ class Weights:
                 self._record("prefetched", engine=engine.info.id, version=want, seconds=seconds)
                 return chain[-1]
             if want < self.published and not self._pinned(want):  # perhaps retired meanwhile: go for the newer one
+                return None
+            if (outcome.where, outcome.kind) == (
+                "store",
+                "missing",
+            ):  # whoever kept the bytes is gone; no engine could have them
+                if want < self.published:
+                    self.unpin(want)
+                else:
+                    self._on_missing(outcome)
+                    await self._wait(have)
                 return None
         assert outcome is not None
         self._fleet.lost(engine.info.id, outcome)

@@ -132,6 +132,11 @@ class Recorder:
         self.seq = seq
         self.origin = now() if origin is None else origin
 
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return self._now() - self.origin
+
     def __call__(self, kind: str, **fields: Any) -> None:
         required = KINDS.get(kind)
         if required is None:
@@ -140,7 +145,7 @@ class Recorder:
             missing = next(name for name in required if name not in fields)
             raise InvariantBroken(f"event {kind!r} lacks its required field {missing!r}")
         self.seq += 1
-        event: dict[str, Any] = {"seq": self.seq, "t": round(self._now() - self.origin, 6), "kind": kind}
+        event: dict[str, Any] = {"seq": self.seq, "t": round(self.now_s, 6), "kind": kind}
         data: dict[str, Any] = {}
         for name, value in fields.items():
             (event if name in _IDS else data)[name] = value

@@ -6,6 +6,11 @@ import hashlib
 import random
 
 
+def digest(*parts: object) -> str:
+    """A short name for what `parts` say, equal in every process."""
+    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).hexdigest()
+
+
 def seed_of(seed: int, purpose: str, *address: object) -> int:
     """A 63-bit seed for `purpose` at `address` (task, epoch, index, member, attempt, ..). Equal in every process."""
     text = "\x1f".join([str(seed), purpose, *map(str, address)])

@@ -32,6 +32,8 @@ FAILING = 0.05
 BAD_ACTIONS = 0.2
 EXPOSED = 0.1
 """Share of engine time that stands still for applies; they are meant to cost next to nothing."""
+LAGGING_S = 0.25
+"""How late the control loop may wake: the limit above which the run itself looks for the call that blocks it."""
 COLLAPSED = 0.02
 """Entropy in nats per token below which a policy explores no more."""
 
@@ -177,6 +179,19 @@ def _zero_variance(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator
             yield Advice(code="zero_variance", severity="warn", text=opening + why)
 
 
+def _loop(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advice]:
+    lags = {row[STEP]: row["time/all/loop_lag/max"] for row in steps if "time/all/loop_lag/max" in row}
+    late = {step: lag for step, lag in lags.items() if lag >= LAGGING_S}
+    if late:
+        worst = max(late, key=lambda step: late[step])
+        text = (
+            f"The control loop stood still for up to {late[worst]:.2g} s (before the end of step {worst:.0f}; "
+            f"{len(late)} of {len(steps)} steps had more than {LAGGING_S} s): every engine and environment waited meanwhile. "
+            "The loop_blocked advisories of the log name the call, or say that the machine gave the process no time."
+        )
+        yield Advice(code="loop_blocked", severity="warn", text=text)
+
+
 def _policy(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advice]:
     quarter = max(1, len(steps) // 4)
     for key in sorted({key for row in steps for key in row if key.startswith("trainer/") and "mismatch" in key}):
@@ -220,4 +235,4 @@ def _environments(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[
 
 
 Rule = Callable[[Sequence[Row], Mapping[str, Any]], Iterator[Advice]]
-RULES: tuple[Rule, ...] = (_weights, _ledger, _balance, _slow_task, _zero_variance, _policy, _environments)
+RULES: tuple[Rule, ...] = (_weights, _ledger, _balance, _slow_task, _zero_variance, _policy, _loop, _environments)

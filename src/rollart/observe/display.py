@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rollart.core.errors import StoreError
+from rollart.observe.interruptions import told
 from rollart.observe.live import LiveState, Picture, plain_line, sparkline, waiting
 from rollart.observe.log import Event
 from rollart.observe.tally import wilson
@@ -67,6 +68,13 @@ class Display:
         with self._lock:
             self._state(event)
             self._event_at = time.monotonic()
+
+    def replay(self, event: Event) -> None:
+        """Take an event of the run before it was resumed: it makes the picture whole and is no news."""
+        with self._lock:
+            self._state(event)
+            self._state.news.clear()
+            self._said_step = self._state.step
 
     def close(self) -> None:
         """Draw once more and stop. Idempotent."""
@@ -163,6 +171,8 @@ def render(state: Picture, now_s: float) -> RenderableType:
             f"{row.get('throughput/all/sampled_tokens/per_s', 0):,.0f} tokens/s sampled"
         )
         who.add_row(Text("last step", style="cyan"), rates)
+    if state.checkpoint is not None:
+        who.add_row(Text("checkpoint", style="cyan"), f"of step {state.checkpoint}; the run can be resumed from there")
     if state.failures:
         who.add_row(Text("failures", style="yellow"), f"{state.failures} attempts, handled by the failure policy")
     steps = state.started.get("steps")
@@ -198,6 +208,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s ({summary['figures']})",
         f"trajectories: {summary['trajectories']} trained; dropped: {dropped}; failed attempts: {failed}",
     ]
+    if summary["interruptions"]:
+        lines.append(f"interruptions: {'; '.join(told(summary['interruptions']))}")
     if tokens:
         places = ", ".join(
             f"{tokens[name]} {name.replace('_', ' ')}" for name in ("trained", "buffered", "in_flight", "eval")

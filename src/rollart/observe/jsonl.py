@@ -84,10 +84,15 @@ class LineWriter:
         self._items: deque[Any] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
+        self._writing = threading.Lock()
         self._error: StoreError | None = None
+        self.cut: Torn | None = None
+        """The torn last line that was cut off when the file was opened to append."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._whole_bytes = _end_of_last_line(path) if append and path.exists() else 0
+            if append and path.exists() and path.stat().st_size > self._whole_bytes:
+                self.cut = Torn(path, self._whole_bytes, path.stat().st_size - self._whole_bytes)
             if self._whole_bytes:
                 os.truncate(path, self._whole_bytes)
             self._file = path.open("ab" if self._whole_bytes else "wb", buffering=0)
@@ -105,6 +110,13 @@ class LineWriter:
         if not self._wake.is_set():
             self._wake.set()
 
+    def flush(self) -> None:
+        """Return when all that was put before is on disk, synced. Blocks: for a thread. Raises StoreError."""
+        if self._error is None and not self._file.closed:
+            self._guarded(self._sync)
+        if self._error is not None:
+            raise self._error
+
     def close(self) -> None:
         """Write what is left and sync it to disk. Idempotent, except that an error is raised each time."""
         self._closing.set()
@@ -114,14 +126,28 @@ class LineWriter:
             raise self._error
 
     def _run(self) -> None:
+        while not self._closing.is_set() and self._error is None:
+            self._wake.wait()
+            self._wake.clear()
+            self._closing.wait(FLUSH_S)
+            self._guarded(self._drain)
+        self._guarded(self._sync)
+        with self._writing:
+            self._file.close()
+
+    def _sync(self) -> None:
+        self._drain()
+        os.fsync(self._file.fileno())
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        """One writer at a time; whatever it raises is kept for the next `put`, and nothing is written after it."""
+        with self._writing:
+            if self._error is None and not self._file.closed:
+                self._tried(write)
+
+    def _tried(self, write: Callable[[], None]) -> None:
         try:
-            while not self._closing.is_set():
-                self._wake.wait()
-                self._wake.clear()
-                self._closing.wait(FLUSH_S)
-                self._drain()
-            self._drain()
-            os.fsync(self._file.fileno())
+            write()
         except OSError as error:
             self._error = StoreError(
                 f"{self.path}: cannot be written at byte {self._whole_bytes}: {error.strerror}; what was put since is not "
@@ -133,8 +159,6 @@ class LineWriter:
         except Exception as error:  # noqa: BLE001
             self._error = StoreError(f"{self.path}: a line cannot be encoded: {type(error).__name__}: {error}")
             self._error.__cause__ = error
-        finally:
-            self._file.close()
 
     def _drain(self) -> None:
         lines: list[bytes] = []
@@ -205,11 +229,18 @@ def read_rows(path: Path, on_torn: Callable[[Torn], None] = log_torn) -> Iterato
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a file so that a reader finds the old one or the new one, never a part. Raises StoreError."""
+    """Write a file so that a reader finds the old one or the new one, never a part.
+
+    Raises StoreError with the byte at which writing failed.
+    """
     part = path.with_name(path.name + ".part")
+    written, left = 0, memoryview(text.encode())
     try:
-        part.write_text(text, encoding="utf-8")
+        with part.open("wb", buffering=0) as file:
+            while left:
+                n = file.write(left)
+                written, left = written + n, left[n:]
         os.replace(part, path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+        raise StoreError(f"{path}: cannot be written at byte {written}: {error.strerror}") from error
     return path

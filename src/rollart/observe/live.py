@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollart.observe.log import Event
+from rollart.observe.log import Event, restated
 from rollart.observe.metric_rows import STEP, Row
 from rollart.observe.metrics import MetricsFold, steps_done
 
@@ -49,6 +49,8 @@ class Picture:
     ready: int
     """Scored members of groups that wait to be complete or to be trained."""
     failures: int
+    checkpoint: int | None
+    """Steps that the last checkpoint holds."""
 
     @property
     def tasks(self) -> list[str]:
@@ -72,6 +74,7 @@ class LiveState:
         self.versions: dict[str, int] = {}
         self.at: Counter[str] = Counter()
         self.failures = 0
+        self.checkpoint: int | None = None
         self._on = {name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_on_")}
         self._where: dict[tuple[str, int], str] = {}
 
@@ -91,6 +94,7 @@ class LiveState:
             at=dict(self.at),
             ready=len(self.metrics.members),
             failures=self.failures,
+            checkpoint=self.checkpoint,
         )
 
     def __call__(self, event: Event) -> None:
@@ -133,6 +137,9 @@ class LiveState:
 
     def _on_published(self, event: Event, data: Mapping[str, Any]) -> None:
         self.version = event["version"]
+        if self.phase == "resuming":
+            self.phase = "training"
+            self._trainer("waiting for a batch")
 
     def _on_applied(self, event: Event, data: Mapping[str, Any]) -> None:
         self.versions[event["engine"]] = event["version"]
@@ -141,14 +148,24 @@ class LiveState:
 
     def _on_engine_joined(self, event: Event, data: Mapping[str, Any]) -> None:
         self.versions[event["engine"]] = event["version"]
-        self.phase = "preparing: baselines, warm start"
+        if self.phase == "starting":
+            self.phase = "preparing: baselines, warm start"
 
     def _on_engine_lost(self, event: Event, data: Mapping[str, Any]) -> None:
-        self.versions.pop(event["engine"], None)
-        self.news.append(f"{event['engine']} was lost: {data['failure']}")
+        # the books of engines of before a resume are closed with this event, too
+        if self.versions.pop(event["engine"], None) is not None:
+            self.news.append(f"{event['engine']} was lost: {data['failure']}")
 
     def _on_host_lost(self, event: Event, data: Mapping[str, Any]) -> None:
         self.news.append(f"{event['host']} was lost: {data['failure']}")
+
+    def _on_trainer_lost(self, event: Event, data: Mapping[str, Any]) -> None:
+        self.news.append(f"the trainer was lost: {data['failure']}; another one is started")
+        self._trainer("starting again")
+
+    def _on_trainer_restarted(self, event: Event, data: Mapping[str, Any]) -> None:
+        self.news.append(f"the trainer is back after {data['seconds']:.1f} s and {data['steps']} repeated steps")
+        self._trainer("going on where it was lost")
 
     def _trainer(self, what: str) -> None:
         self.trainer, self.trainer_since_s = what, self.t
@@ -163,6 +180,21 @@ class LiveState:
             f"{data['recipe']}: {data['steps']} steps of {data['batch']} trajectories in groups of {data['group_size']}, "
             f"max staleness {data['max_staleness']}; mix: {mix}"
         )
+
+    def _on_checkpointed(self, event: Event, data: Mapping[str, Any]) -> None:
+        self.checkpoint = event["step"]
+
+    def _on_resumed(self, event: Event, data: Mapping[str, Any]) -> None:
+        """Nothing of the run before it lives; what its attempts were at is told by their ends, which follow."""
+        step = event.get("step") or 0
+        self.checkpoint = step or self.checkpoint
+        taken = f"; {data['lost']} events after that are taken back and done again" if data["lost"] else ""
+        self.news.append((f"resumed after step {step}" if step else "resumed from the beginning") + taken)
+        self.versions.clear()
+        self.started = restated(self.started, data)
+        if self.started:
+            self.phase = "resuming"
+            self._trainer("loading its checkpoint")
 
     def _on_baseline(self, event: Event, data: Mapping[str, Any]) -> None:
         answer = f" {str(data['answer'])!r}" if data["answer"] else ""

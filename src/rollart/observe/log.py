@@ -38,6 +38,10 @@ class EventWriter:
     def __call__(self, event: Event) -> None:
         self._lines.put(event)
 
+    def flush(self) -> None:
+        """Return when every event so far is on disk. Blocks: for a thread. Raises StoreError."""
+        self._lines.flush()
+
     def close(self) -> None:
         self._lines.close()
 
@@ -72,6 +76,11 @@ def read_events(
     """Header and surviving events of a log, as `EventLog` gives them."""
     found = EventLog(path, on_torn)
     return found.header, found.events()
+
+
+def restated(started: Mapping[str, Any], resumed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `run_started` said, with what a resume changed of it."""
+    return {name: resumed.get(name, value) for name, value in started.items()}
 
 
 Kept = list[tuple[int, int]]

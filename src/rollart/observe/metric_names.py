@@ -111,6 +111,8 @@ METRICS: tuple[Metric, ...] = (
         ("prefetch", "mean max", "s", "an engine fetching a version while it serves", "all"),
         ("apply", "mean max", "s", "an engine changing to a version", "all"),
         ("exposed", "sum", "s", "engines standing still with live requests because of an apply", "all"),
+        ("loop_lag", "max", "s", "the control loop waking late, at worst since the row before", "all"),
+        ("loop_lag_p99", "max", "s", "the same at the 99th percentile, in the worst ten seconds of them", "all"),
         ("row", "value", "s", "since the row before", "all"),
         ("elapsed", "value", "s", "since the run began", "all"),
     ),

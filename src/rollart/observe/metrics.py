@@ -17,7 +17,7 @@ from rollart.observe.log import Event
 from rollart.observe.members import Finished, Members
 from rollart.observe.metric_docs import table
 from rollart.observe.metric_rows import STEP, Row, Tallies, in_order, put
-from rollart.observe.tally import EngineMeter, Stat, task_of
+from rollart.observe.tally import EngineMeter, Stat, Versions, task_of
 
 
 class MetricsFold:
@@ -32,6 +32,7 @@ class MetricsFold:
         self._since = Tallies()
         self._row_t: float | None = None
         self._engines = EngineMeter()
+        self._versions = Versions()
         self._ledger: Mapping[str, float] = {}
         self._trained_by_task: dict[str, int] = {}
         self._evals: dict[str, Row] = {}
@@ -62,8 +63,7 @@ class MetricsFold:
         self._success_at = data["success_at"]
 
     def _on_resumed(self, event: Event, data: Mapping[str, Any]) -> None:
-        for engine in list(self._engines.live):
-            self._engines.lost(engine, event["t"])
+        self._engines.all_lost(event["t"])
         self._engines.reset(event["t"])
         self._row_t = event["t"]
 
@@ -87,6 +87,10 @@ class MetricsFold:
         for name in ("steps", "tokens", "loss", "seconds"):
             put(row, "warm_start", "all", name, value=data[name])
         return row
+
+    def _on_loop_lag(self, event: Event, data: Mapping[str, Any]) -> None:
+        self._since.note("time", "all", "loop_lag", data["worst_s"])
+        self._since.note("time", "all", "loop_lag_p99", data["p99_s"])
 
     # --- evaluation
 
@@ -196,6 +200,7 @@ class MetricsFold:
         batch += [(self.members.take(group), event["version"]) for group in data["groups"]]
 
     def _on_published(self, event: Event, data: Mapping[str, Any]) -> None:
+        self._versions.published(event)
         self._since.note("time", "all", "publish", data["seconds"])
 
     def _on_prefetched(self, event: Event, data: Mapping[str, Any]) -> None:
@@ -245,8 +250,8 @@ class MetricsFold:
                 note("rollout", task, name, getattr(member, name))
             note("rollout", task, "trajectories")
             if member.oldest_version is not None and member.newest_version is not None:
-                note("staleness", task, "oldest", version - member.oldest_version)
-                note("staleness", task, "newest", version - member.newest_version)
+                note("staleness", task, "oldest", self._versions.staleness(version, member.oldest_version))
+                note("staleness", task, "newest", self._versions.staleness(version, member.newest_version))
             for name, value in member.metrics.items():
                 note("env", task, name, value)
 

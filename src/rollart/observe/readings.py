@@ -15,6 +15,8 @@ from rollart.observe.jsonl import parse, raw_lines
 from rollart.observe.log import Event
 from rollart.observe.members import Finished, Members
 from rollart.observe.metrics import steps_done
+from rollart.observe.tally import Versions
+from rollart.observe.trajectories import Standing
 
 MAX_TOKENS = 1_500
 """Tokens of one trajectory in the page; the file has the rest."""
@@ -36,6 +38,7 @@ class Picks:
 
     def __init__(self) -> None:
         self._members = Members()
+        self._versions = Versions()
         self._steps: dict[str, dict[int, tuple[Pick, Pick]]] = {}
         self._others: dict[tuple[str, str], list[Pick]] = {}
 
@@ -43,6 +46,8 @@ class Picks:
         kind, data = event["kind"], event["data"]
         if kind == "group_opened":
             self._members.opened(event["group"])
+        elif kind == "published":
+            self._versions.published(event)
         elif kind == "group_completed":
             self._members.completed(event["group"], data["members"])
         elif kind == "group_dropped":
@@ -62,12 +67,17 @@ class Picks:
     def _released(self, members: list[Finished], step: int, version: int) -> None:
         if not members:
             return
-        picks = [_pick(member, step, version) for member in members]
+        picks = [self._pick(member, step, version) for member in members]
         steps = self._steps.setdefault(members[0].task, {})
         known = steps.get(step, (picks[0], picks[0]))
         worst = min((known[0], *picks), key=lambda pick: pick.reward or 0.0)
         best = max((known[1], *picks), key=lambda pick: pick.reward or 0.0)
         steps[step] = worst, best
+
+    def _pick(self, member: Finished, step: int, version: int) -> Pick:
+        oldest = member.oldest_version
+        staleness = None if oldest is None else self._versions.staleness(version, oldest)
+        return Pick(member.traj, member.attempt, member.task, f"step {step}", member.reward, staleness)
 
     def chosen(self) -> list[Pick]:
         """Per task: worst and best of the first, the middle and the last step that trained it, then the others."""
@@ -81,24 +91,19 @@ class Picks:
         return picks
 
 
-def _pick(member: Finished, step: int, version: int) -> Pick:
-    staleness = None if member.oldest_version is None else version - member.oldest_version
-    return Pick(member.traj, member.attempt, member.task, f"step {step}", member.reward, staleness)
-
-
 def readings_of(path: Path, picks: Picks) -> list[dict[str, Any]]:
     """The chosen trajectories as the page wants them; empty where the run kept none. Raises StoreError."""
     chosen = {(pick.traj, pick.attempt): pick for pick in picks.chosen()}
     if not chosen or not path.exists():
         return []
-    heads = {_head(traj) for traj, _ in chosen}
+    heads, standing = {_head(traj) for traj, _ in chosen}, Standing(path)
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for offset, line in raw_lines(path, lambda torn: None):
         if line[: line.find(b",")] not in heads:
             continue
         row = parse(path, offset, line)
         key = (row["traj"], row["attempt"])
-        if key in chosen:
+        if key in chosen and standing.has(offset, row):
             found.setdefault(key, []).append(row)
     return [_reading(pick, found[key]) for key, pick in chosen.items() if key in found]
 

@@ -60,6 +60,7 @@ def _body(report: Report) -> str:
             "<noscript><p>Curves, timeline and trajectories need JavaScript; the tables do not.</p></noscript>",
             html.results(report),
             html.advice(report),
+            html.interruptions(report),
             html.section("curves", "Curves", f"{figures}; one point per step", curves),
             _timeline(report),
             html.waits(report),

@@ -14,14 +14,14 @@ from typing import Any
 from rollart.observe.charts import charts_of
 from rollart.observe.diagnose import Advice, diagnose
 from rollart.observe.jsonl import Torn
-from rollart.observe.log import Event, EventLog
+from rollart.observe.log import Event, EventLog, restated
 from rollart.observe.metric_rows import Row
 from rollart.observe.metrics import MetricsFold
 from rollart.observe.readings import Picks, readings_of
 from rollart.observe.report_window import Marks, WindowFold
 from rollart.observe.summary import SummaryFold
 
-ADVISED = ("advisory", "wait_expired", "engine_lost", "host_lost")
+ADVISED = ("advisory", "wait_expired")
 MAX_SAID = 12
 """Lines of what the run itself reported; the log has them all."""
 
@@ -37,6 +37,8 @@ class Report:
     advice: Sequence[Advice]
     said: Sequence[str]
     """What the run itself reported while it ran."""
+    interruptions: Sequence[str]
+    """What was lost or resumed, and when it went on."""
     charts: Sequence[Mapping[str, Any]]
     phases: Sequence[tuple[str, float, float]]
     """(name, start, end) in seconds since the run began."""
@@ -75,6 +77,8 @@ class _FirstPass:
             self._trained_until = t
         elif kind == "run_started":
             self.started = data
+        elif kind == "resumed":
+            self.started = restated(self.started, data)
         elif kind == "warm_started":
             self.phases.append(("warm start", t - data["seconds"], t))
         elif kind == "eval_started":
@@ -97,10 +101,7 @@ def _said(kind: str, event: Event, data: Mapping[str, Any]) -> str:
     t = f"{event['t']:.1f} s: "
     if kind == "advisory":
         return t + str(data["text"])
-    if kind == "wait_expired":
-        return f"{t}waited {data['waited_s']:.1f} s for {data['what']}, longer than its deadline"
-    who = event.get("engine") or event.get("host")
-    return f"{t}{who} was lost ({data['failure']})"
+    return f"{t}waited {data['waited_s']:.1f} s for {data['what']}, longer than its deadline"
 
 
 def gather(run_dir: Path) -> Report:
@@ -120,6 +121,7 @@ def gather(run_dir: Path) -> Report:
         rows=first.rows,
         advice=diagnose(first.rows, summary),
         said=[str(item) for item in torn] + first.said[:MAX_SAID],
+        interruptions=[str(one) for one in first.summary.interruptions.found],
         charts=charts_of(first.rows, tasks, first.started),
         phases=first.phases,
         window=_window(log, first.marks, tasks),

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from rollart.core.types import DROP_REASONS, DropReason
+from rollart.observe.interruptions import told
 from rollart.observe.report_data import Report
 from rollart.observe.tally import wilson
 
@@ -23,6 +24,8 @@ COLUMNS = (
 )
 CHARACTER = 0.62
 """Per cent of the page's width that a character of a phase's name needs; too long a name is said when pointed at."""
+MAX_INTERRUPTIONS = 12
+"""Listed one by one."""
 FEW = 10
 """Episodes below which no interval is drawn: a policy without chance on one instance needs one episode."""
 DASH = '<span class="dash">–</span>'
@@ -143,6 +146,17 @@ def advice(report: Report) -> str:
     if not items:
         items = ['<li class="good"><p>Nothing stands out: no part starves, waits or wastes beyond the usual.</p></li>']
     return section("advice", "What stands out", "computed from the events", f'<ul class="advice">{"".join(items)}</ul>')
+
+
+def interruptions(report: Report) -> str:
+    """What was lost on the way and when the run went on; nothing where nothing was."""
+    found = report.interruptions
+    items = [f'<li class="note"><p>{escape(text)}</p></li>' for text in found[:MAX_INTERRUPTIONS]]
+    if len(found) > MAX_INTERRUPTIONS:
+        items.append(f'<li class="note"><p>{len(found) - MAX_INTERRUPTIONS} more; the event log has them all</p></li>')
+    said = "; ".join(told(report.summary["interruptions"]))
+    note = f"{report.summary['figures']}; seconds since the run began" + (f"; {escape(said)}" if said else "")
+    return section("interruptions", "Interruptions", note, f'<ul class="advice">{"".join(items)}</ul>' if items else "")
 
 
 def phases(report: Report) -> str:

@@ -72,6 +72,8 @@ class Marks:
             self._versions[event["engine"]] = event["version"]
         elif kind == "engine_lost":
             self._versions.pop(event["engine"], None)
+        elif kind == "resumed":
+            self._versions.clear()
         elif kind == "step_finished" or (kind == "group_opened" and not self.last):
             self.last.append(self._mark(event["t"]))
 

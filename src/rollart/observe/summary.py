@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollart.observe.interruptions import InterruptionsFold
 from rollart.observe.jsonl import write_whole
-from rollart.observe.log import Event, read_events
+from rollart.observe.log import Event, read_events, restated
 from rollart.observe.members import Members
 from rollart.observe.metrics import failure_type
-from rollart.observe.tally import Stat
+from rollart.observe.tally import Stat, Versions
 from rollart.observe.waits import WaitsFold
+
+UNFINISHED: Mapping[str, Any] = {"status": "unfinished", "why": "the log ends without run_finished"}
 
 
 class SummaryFold:
@@ -24,8 +27,10 @@ class SummaryFold:
 
     def __init__(self) -> None:
         self.waits = WaitsFold()
+        self.interruptions = InterruptionsFold()
+        self._versions = Versions()
         self._started: Mapping[str, Any] = {}
-        self._finished: Mapping[str, Any] = {"status": "unfinished", "why": "the log ends without run_finished"}
+        self._finished: Mapping[str, Any] = UNFINISHED
         self._t = 0.0
         self._tokens: dict[str, Any] | None = None
         self._members = Members()
@@ -46,6 +51,7 @@ class SummaryFold:
 
     def __call__(self, event: Event) -> None:
         self.waits(event)
+        self.interruptions(event)
         self._t = event["t"]
         handle = self._on.get(event["kind"])
         if handle is not None:
@@ -56,6 +62,12 @@ class SummaryFold:
 
     def _on_run_finished(self, event: Event, data: Mapping[str, Any]) -> None:
         self._finished = data
+
+    def _on_resumed(self, event: Event, data: Mapping[str, Any]) -> None:
+        self._started, self._finished = restated(self._started, data), UNFINISHED
+
+    def _on_published(self, event: Event, data: Mapping[str, Any]) -> None:
+        self._versions.published(event)
 
     def _on_ledger(self, event: Event, data: Mapping[str, Any]) -> None:
         self._tokens = {
@@ -114,7 +126,7 @@ class SummaryFold:
             for member in self._members.take(group):
                 self._trained[member.task] = self._trained.get(member.task, 0) + 1
                 if member.oldest_version is not None:
-                    self._staleness.add(version - member.oldest_version)
+                    self._staleness.add(self._versions.staleness(version, member.oldest_version))
 
     def result(self, header: Mapping[str, Any] | None = None) -> dict[str, Any]:
         header = header or {}
@@ -131,6 +143,7 @@ class SummaryFold:
             "why": self._finished["why"],
             "steps": self._steps,
             "wall_s": self._t,
+            "interruptions": self.interruptions.result(),
             "window_s": window_s,
             "trajectories": trained,
             "trajectories_by": {

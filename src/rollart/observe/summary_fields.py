@@ -12,13 +12,16 @@ FIELDS: Mapping[str, str] = {
     "figures": "`measured` (a real clock) or `simulated` (virtual time); holds for every figure here",
     "status, why": "`run_finished`'s; `unfinished` when the log ends without it",
     "steps": "batches trained: number of `step_finished`",
-    "wall_s": "s; from the run's beginning to its end (or last event), with baselines, warm start and evaluations",
+    "wall_s": "s; from the run's beginning to its end (or last event), with baselines, warm start and evaluations; neither "
+    "the time between an end and its resume nor what a resume took back",
+    "interruptions": "per role that was interrupted (run: resumed; trainer, engine, host: lost): count; recovered; recover_s: "
+    "mean and max of the seconds from there to the first turn, the restarted trainer, the next engine or host",
     "window_s": "s; from the start of the first step to the end of the last",
     "trajectories": "trained: scored members of the released groups of finished steps",
     "trajectories_by": "trained; dropped by reason; failed: failed attempts by type; eval: ended evaluation episodes",
     "tokens": "the ledger at the end: sampled = trained + sum of dropped + buffered + in_flight + eval",
     "staleness": "versions; trainer's version when a trajectory is trained minus that of its oldest sampled token: mean "
-    "and max over trained trajectories; bound: `max_staleness`",
+    "and max over trained trajectories; bound: `max_staleness`. Weights that are published again count once",
     "success": "share of successes per task: random, constant: the baselines; warm: evaluation `before` (after the warm "
     "start), sampled; after: evaluation `after`, sampled; held_back: the same, on instances never trained on; greedy: "
     "evaluation `after`, greedy. warm, after and greedy are of the held-back instances where the evaluation has no others",

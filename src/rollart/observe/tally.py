@@ -6,8 +6,11 @@ Invariant: they need memory for what is open now (live requests), never for what
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from rollart.sched.staleness import Lineage
 
 Z95 = 1.959964
 """Normal quantile of a 95 % interval."""
@@ -103,6 +106,11 @@ class EngineMeter:
             for index, value in enumerate((gone.seen_s, gone.idle_s, gone.request_s)):
                 self._gone[index] += value
 
+    def all_lost(self, t: float) -> None:
+        """The run was resumed: none of the engines before it is there any more."""
+        for engine in list(self._engines):
+            self.lost(engine, t)
+
     def routed(self, engine: str, request: Hashable, t: float) -> None:
         self.joined(engine, t)
         now = self._engines[engine]
@@ -143,6 +151,23 @@ def _advance(engine: _Engine, t: float) -> None:
     engine.request_s += passed_s * len(engine.live)
     if not engine.live:
         engine.idle_s += passed_s
+
+
+class Versions:
+    """Staleness as it counts: in batches between versions. Numbers are skipped when the same weights are published again."""
+
+    __slots__ = ("_lineage",)
+
+    def __init__(self) -> None:
+        self._lineage = Lineage()
+
+    def published(self, event: Mapping[str, Any]) -> None:
+        again = event["data"].get("again")
+        if again is not None:
+            self._lineage = self._lineage.again(again, event["version"])
+
+    def staleness(self, trained_at: int, sampled_at: int) -> int:
+        return self._lineage.batches(trained_at) - self._lineage.batches(sampled_at)
 
 
 class Busy:

@@ -26,6 +26,9 @@ INSTANTS = (
     "failure_decided",
     "engine_lost",
     "host_lost",
+    "trainer_lost",
+    "trainer_restarted",
+    "resumed",
     "wait_expired",
     "advisory",
 )
@@ -92,7 +95,17 @@ class TraceFold:
         else:
             yield from self._control(kind, t, event, data)
 
+    def _no_engines(self, t: float) -> Iterator[dict[str, Any]]:
+        """The run was resumed: nothing is live on the engines before it."""
+        gone = list(self._meter.live)
+        self._meter.all_lost(t)
+        for engine in gone:
+            yield from self._live(engine, t)
+
     def _control(self, kind: str, t: float, event: Event, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        if kind == "resumed":
+            self._host.clear()
+            yield from self._no_engines(t)
         if kind == "step_finished":
             args = {"step": event["step"], "version": event["version"], "trained_tokens": data["trained_tokens"]}
             pid = self._pid("trainer", TRAINER)
@@ -105,6 +118,12 @@ class TraceFold:
             args = {"step": event["step"], "staleness_max": data["staleness_max"], "trajectories": data["trajectories"]}
             pid = self._pid("trainer", TRAINER)
             yield from self._span(pid, 3, "wait for batch", "wait for batch", t, data["waited_s"], args)
+        elif kind == "checkpointed":
+            args = {"step": event["step"], "version": event["version"]}
+            pid = self._pid("control", CONTROL)
+            yield from self._span(
+                pid, 3, "checkpoints", f"checkpoint of step {event['step']}", t, data["seconds"], args
+            )
         elif kind == "eval_started":
             self._evals[event["eval"]] = t
         elif kind == "eval_finished":
@@ -203,6 +222,9 @@ def write_trace(run_dir: Path) -> Path:
             for index, item in enumerate(trace_events(events)):
                 file.write(("" if index == 0 else ",\n") + json.dumps(item, separators=(",", ":")))
             file.write("\n]}\n")
+    except StoreError:
+        raise
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+        at = path.stat().st_size if path.is_file() else 0
+        raise StoreError(f"{path}: cannot be written at byte {at}: {error.strerror}") from error
     return path

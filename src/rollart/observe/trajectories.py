@@ -1,18 +1,25 @@
 """Trajectories on disk: `trajectories.jsonl`, one row per segment, enough to train or read them again.
 
-Invariant: `ids`, `loss_mask` and (where present) `rollout_logprobs`, `log_kept_mass` have one length; `spans` sum to the
-number of ones in `loss_mask`. Payloads are opaque here: the world that made them says how to read them.
+Invariants: `ids`, `loss_mask` and (where present) `rollout_logprobs`, `log_kept_mass` have one length; `spans` sum to the
+number of ones in `loss_mask`. A row stands as long as the event that ended its trajectory does: each has that event's `seq`,
+and a mark `{"resumed": true, "from_seq": n}` takes back every row above it whose `seq` is beyond n. Payloads are opaque
+here: the world that made them says how to read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollart.core.errors import InvariantBroken
 from rollart.core.types import Segment, Tokens, Trajectory
-from rollart.observe.jsonl import LineWriter, Torn, log_torn, read_rows, to_line
+from rollart.observe.jsonl import LineWriter, Torn, log_torn, parse, raw_lines, to_line
+from rollart.observe.log import Event
+
+RESUMED = b'{"resumed"'
+"""How a mark begins."""
 
 LOGPROB_DECIMALS = 7
 """An absolute error of 5e-8, below what float32 resolves for any log-probability beyond -1; halves the file."""
@@ -34,32 +41,58 @@ Pieces = Callable[[Sequence[int]], Sequence[str]]
 
 
 class TrajectoryWriter:
-    """Give it to a world as `keep`. Takes terminal trajectories without waiting; encodes and writes them in a thread.
+    """Give it to a world as `keep`, and its `note` as a sink. Takes terminal trajectories without waiting; encodes and
+    writes them in a thread.
 
     Raises StoreError from the next call or from `close` when a write or an encoding failed.
     """
 
     def __init__(self, path: Path, encode: Encode, pieces: Pieces, *, append: bool = False) -> None:
-        def lines(trajectory: Trajectory) -> bytes:
-            return b"".join(to_line(row) for row in rows_of(trajectory, encode, pieces))
+        def lines(item: tuple[Trajectory, int] | Mapping[str, Any]) -> bytes:
+            if isinstance(item, Mapping):
+                return to_line(item)
+            return b"".join(to_line(row) for row in rows_of(item[0], encode, pieces, item[1]))
 
         self._lines = LineWriter(path, lines, append=append)
+        self._ended: dict[str, tuple[int, int]] = {}
+        """Trajectory -> the attempt that ended last and the event that said so."""
+        self._seq = 0
+
+    @property
+    def cut(self) -> Torn | None:
+        """The torn last line that was cut off when the file was opened."""
+        return self._lines.cut
+
+    def note(self, event: Event) -> None:
+        """Take every event of the run, in order: from it comes each row's `seq`."""
+        self._seq, kind = event["seq"], event["kind"]
+        if kind == "traj_finished":
+            self._ended[event["traj"]] = event["attempt"], self._seq
+        elif kind == "resumed":
+            self._ended.clear()
+            self._lines.put({"resumed": True, "from_seq": event["data"]["from_seq"]})
 
     def __call__(self, trajectory: Trajectory) -> None:
-        self._lines.put(trajectory)
+        attempt, seq = self._ended.pop(trajectory.id, (trajectory.attempt, self._seq))
+        self._lines.put((trajectory, seq if attempt == trajectory.attempt else self._seq))
+
+    def flush(self) -> None:
+        """Return when all that was handed over is on disk. Blocks: for a thread. Raises StoreError."""
+        self._lines.flush()
 
     def close(self) -> None:
         self._lines.close()
 
 
-def rows_of(trajectory: Trajectory, encode: Encode, pieces: Pieces) -> Iterator[dict[str, Any]]:
-    """One row per segment; a trajectory without any has one row without tokens."""
+def rows_of(trajectory: Trajectory, encode: Encode, pieces: Pieces, seq: int = 0) -> Iterator[dict[str, Any]]:
+    """One row per segment; a trajectory without any has one row without tokens. `seq`: of the event that ended it."""
     for index, segment in enumerate(trajectory.segments or (Segment(),)):
         tokens = _tokens(segment, encode)
         texts = pieces(tokens["ids"])
         yield {
             "traj": trajectory.id,
             "attempt": trajectory.attempt,
+            "seq": seq,
             "segment": index,
             "segments": len(trajectory.segments),
             "parent": segment.parent,
@@ -120,6 +153,37 @@ def _rounded(values: Sequence[float] | None, n: int) -> list[float | None]:
     return [None] * n if values is None else [round(float(value), LOGPROB_DECIMALS) for value in values]
 
 
+class Standing:
+    """Which rows of a file were not taken back: one look at its marks."""
+
+    __slots__ = ("_from_seqs", "_offsets")
+
+    def __init__(self, path: Path) -> None:
+        """Raises StoreError when the file cannot be read."""
+        marks = [
+            (offset, int(parse(path, offset, line)["from_seq"]))
+            for offset, line in raw_lines(path, lambda torn: None)
+            if line.startswith(RESUMED)
+        ]
+        self._offsets = [offset for offset, _ in marks]
+        self._from_seqs: list[int] = []
+        for _, from_seq in reversed(marks):
+            self._from_seqs.insert(0, min([from_seq, *self._from_seqs[:1]]))
+
+    def has(self, offset: int, row: Mapping[str, Any]) -> bool:
+        """Whether the row at this byte stands."""
+        after = bisect.bisect_right(self._offsets, offset)
+        return after == len(self._offsets) or int(row.get("seq", 0)) <= self._from_seqs[after]
+
+
 def read_trajectories(path: Path, on_torn: Callable[[Torn], None] = log_torn) -> Iterator[dict[str, Any]]:
-    """Rows as written. A torn last line is handed to `on_torn` and left out. Raises StoreError."""
-    return read_rows(path, on_torn)
+    """The rows that stand, in order: what a resume took back is left out.
+
+    A torn last line is handed to `on_torn` and left out. Raises StoreError.
+    """
+    standing = Standing(path)
+    for offset, line in raw_lines(path, on_torn):
+        if not line.startswith(RESUMED):
+            row = parse(path, offset, line)
+            if standing.has(offset, row):
+                yield row

@@ -50,6 +50,8 @@ class WaitsFold:
             self._meter.joined(event["engine"], t)
         elif kind == "engine_lost":
             self._meter.lost(event["engine"], t)
+        elif kind == "resumed":
+            self._meter.all_lost(t)
         elif kind == "applied":
             self._exposed_s += data["exposed_s"]
         else:

@@ -16,11 +16,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from rollart.config.schema import LocalWorld
-from rollart.core.errors import ClusterError
+from rollart.core.errors import ClusterError, StoreError
 from rollart.core.types import Boundary, Failure
+from rollart.runtime.reap import Label
 
 DETAIL_CHARS = 400
 """Characters of a dead actor's story that a failure keeps; Ray tells it at length."""
+FETCH_S = 30.0
+"""Longest wait for one array: Ray tells within a second that the process which put it is gone; this is for when it does not."""
 
 
 class Actors(Protocol):
@@ -40,9 +43,17 @@ class Actors(Protocol):
         ...
 
 
-async def fetch(handle: Any) -> Any:
-    """The array behind what `put` gave."""
-    return await handle if inspect.isawaitable(handle) else handle
+async def fetch(handle: Any, *, limit_s: float = FETCH_S) -> Any:
+    """The array behind what `put` gave. Raises StoreError when it is not to be had: it goes with the actor that put it."""
+    if not inspect.isawaitable(handle):
+        return handle
+    try:
+        async with asyncio.timeout(limit_s):
+            return await handle
+    except _lost_arrays() as error:
+        raise StoreError(f"an array is gone, and so is what put it: {type(error).__name__}") from error
+    except TimeoutError as error:
+        raise StoreError(f"an array did not come within {limit_s:g} s") from error
 
 
 async def call(where: Boundary, ref: Any) -> Any | Failure:
@@ -111,6 +122,14 @@ def _ray_errors() -> tuple[type[Exception], ...]:
     return () if ray is None else (ray.exceptions.RayError,)
 
 
+def _lost_arrays() -> tuple[type[Exception], ...]:
+    """What Ray raises for an object that is gone, its owner's death included."""
+    import sys
+
+    ray = sys.modules.get("ray")
+    return () if ray is None else (ray.exceptions.ObjectLostError,)
+
+
 # --- Ray -----------------------------------------------------------------------------------------------------------------
 
 
@@ -136,10 +155,11 @@ class RayActors:
         ray.kill(handle, no_restart=True)
 
 
-def start_ray(world: LocalWorld, *, namespace: str) -> None:
+def start_ray(world: LocalWorld, *, namespace: str, label: Label | None = None) -> None:
     """Start a Ray cluster for this process alone; `stop_ray` ends it and all its processes.
 
-    Raises ClusterError when it does not come up.
+    `label`: notes the processes and gives the folder of Ray's files, so that both go with the run. Raises
+    ClusterError when it does not come up.
     """
     import ray
 
@@ -152,9 +172,12 @@ def start_ray(world: LocalWorld, *, namespace: str) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,
+            _temp_dir=None if label is None else str(label.ray_folder),
         )
     except (RuntimeError, ValueError, OSError, ConnectionError) as error:
         raise ClusterError(f"Ray did not start: {error}") from error
+    if label is not None:
+        label.look()
 
 
 def stop_ray() -> None:
@@ -234,11 +257,15 @@ class InlineHandle:
             self._running.pop(outcome, None)
 
     def end(self) -> None:
+        """Fail what runs. An actor with tasks or threads of its own has an `end` that stops them: no process dies here."""
         self._ended = True
         for outcome, task in list(self._running.items()):
             task.cancel()
             if not outcome.done():
                 outcome.set_exception(_Gone("the actor was ended"))
+        actor, self._actor = self._actor, None
+        if hasattr(actor, "end"):
+            actor.end()
 
 
 class InlineMethod:

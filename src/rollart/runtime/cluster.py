@@ -1,14 +1,15 @@
 """This machine as a cluster: the cluster port of the local world and of the inline one.
 
 Owns the actors. Invariants: every actor belongs to a lease and ends with it, or as soon as it counts as lost; an actor's
-end that nobody asked for comes out of `changes` once, with its cause.
+end that nobody asked for comes out of `changes` once, with its lease and its cause; what happens to one lease concerns no
+other, so a worker can be started in place of one that was lost at any time, and any number of times.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -22,48 +23,86 @@ from rollart.runtime.engine.actor import EngineActor
 from rollart.runtime.engine.remote import RemoteEngine
 from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.remote import RemoteEnv
+from rollart.runtime.trainer.facade import RemoteTrainer
 
 CLOSE_S = 5.0
-"""How long hosts get to close their environments at the end, before they are ended anyway."""
+"""How long a host gets to close its environments when it is released, before it is ended anyway."""
 
 StartTrainer = Callable[[], Any]
 """Starts the training ranks; awaits to a `ports.Trainer` with `stop()`."""
 
 
 class LocalCluster:
-    """Implements `ports.Cluster` with actors. Roles share the machine's cores, so leases are not counted against them."""
+    """Implements `ports.Cluster` with actors. Roles share the machine's cores, so leases are not counted against them.
 
-    def __init__(self, config: RunConfig, vocab_size: int, actors: Actors, start_trainer: StartTrainer) -> None:
+    `first_engine`, `first_host`: numbers of the first ones; names are never used again, also not by a run that is resumed.
+    """
+
+    def __init__(
+        self, config: RunConfig, vocab_size: int, actors: Actors, start_trainer: StartTrainer, *,
+        first_engine: int = 0, first_host: int = 0,
+    ) -> None:  # fmt: skip
         self._config = config
         self._vocab_size = vocab_size
         self._actors = actors
         self._start_trainer = start_trainer
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
-        self._releases: dict[str, Callable[[], Any]] = {}
-        self._hosts: asyncio.Future[RemoteEnv | Failure] | None = None
+        self._starting: dict[str, asyncio.Task[Port]] = {}
+        self._stops: dict[str, Callable[[], Awaitable[None]]] = {}
+        """By lease, of what was started or half-started."""
+        self._released: set[str] = set()
+        self._env = RemoteEnv(self._host_lost, seed=config.seed)
+        self._hosts: dict[str, tuple[Any, str]] = {}
+        """Actor and lease of each host."""
         self._leases = 0
-        self._engines = 0
-        self._ending = False
+        self._trainers = 0
+        self._engines = first_engine
+        self._next_host = first_host
 
     async def acquire(self, role: Role, pool: str, degrees: Degrees, *, deadline_s: float) -> Lease | Failure:
         self._leases += 1
         return Lease(id=f"{role}-{self._leases}", role=role, pool=pool, devices=("local",))
 
     async def start(self, lease: Lease) -> Port | Failure:
+        """See `ports.Cluster`. A start that is given up, or whose lease is released meanwhile, leaves nothing that runs once
+        the lease is released."""
+        starting = asyncio.get_running_loop().create_task(self._start(lease), name=f"start {lease.id}")
+        self._starting[lease.id] = starting
+        starting.add_done_callback(partial(self._has_started, lease.id))
         try:
-            if lease.role == "train":
-                return await self._trainer(lease)
-            if lease.role == "env":
-                return await self._env(lease)
-            if lease.role == "score":
-                return await self._the_hosts()
-            return await self._engine(lease)
+            await asyncio.wait({starting})
+        finally:
+            starting.cancel()
+        if starting.cancelled():
+            return failure("cluster", "lost", f"{lease.id} was released while it started")
+        try:
+            return starting.result()
         except ClusterError as error:
             return failure("cluster", "start_failed", str(error))
 
+    def _has_started(self, lease: str, starting: asyncio.Task[Port]) -> None:
+        """One that was given up may still have failed: nobody asks any more."""
+        del self._starting[lease]
+        if not starting.cancelled():
+            starting.exception()
+
+    async def _start(self, lease: Lease) -> Port:
+        if lease.role == "train":
+            return await self._trainer(lease)
+        if lease.role == "env":
+            return await self._host(lease)
+        if lease.role == "score":
+            # scorers run where environments run, on whatever hosts are there when they are called
+            return self._env
+        return await self._engine(lease)
+
     async def release(self, lease: str) -> None:
-        self._ending = True
-        stop = self._releases.pop(lease, None)
+        self._released.add(lease)
+        starting = self._starting.get(lease)
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait({starting})
+        stop = self._stops.pop(lease, None)
         if stop is not None:
             await stop()
 
@@ -74,8 +113,12 @@ class LocalCluster:
     # --- one role each -----------------------------------------------------------------------------------------------
 
     async def _trainer(self, lease: Lease) -> Trainer:
+        name = f"trainer-{self._trainers}"
+        self._trainers += 1
         trainer = await self._start_trainer()
-        self._releases[lease.id] = trainer.stop
+        self._stops[lease.id] = trainer.stop
+        if isinstance(trainer, RemoteTrainer):
+            trainer.watch(partial(self._trainer_lost, name, lease.id))
         result: Trainer = trainer
         return result
 
@@ -87,82 +130,61 @@ class LocalCluster:
             id=name, lease=lease.id, pool=lease.pool, role=lease.role, kv_tokens=config.engine.kv_tokens,
             fingerprint="bitwise", version=-1,
         )  # fmt: skip
-        engine = RemoteEngine(info, actor, partial(self._engine_lost, actor))
+        engine = RemoteEngine(info, actor, partial(self._engine_lost, actor, lease.id))
 
         async def stop() -> None:
             engine.close()
             self._actors.kill(actor)
 
-        self._releases[lease.id] = stop
+        self._stops[lease.id] = stop
         _started(await call("engine", actor.start.remote()))
         engine.open()
         return engine
 
-    async def _env(self, lease: Lease) -> RemoteEnv:
-        """Start the hosts; what waits to score on them is told, too, how that went."""
+    async def _host(self, lease: Lease) -> RemoteEnv:
+        """One more host of the one environment port."""
+        config, name = self._config, f"host-{self._next_host}"
+        self._next_host += 1
+        actor = self._actors.start(EnvHostActor, config.tasks, config.tokenizer, config.envs)
+        self._hosts[name] = (actor, lease.id)
+        self._stops[lease.id] = partial(self._stop_host, name)
+        _started(await call("env", actor.start.remote()))
+        self._env.add(name, actor)
+        self._say(Change(kind="joined", subject=name, role="env", lease=lease.id))
+        return self._env
+
+    async def _stop_host(self, name: str) -> None:
+        actor, _ = self._hosts.pop(name)
+        self._env.drop(name)
         try:
-            env = await self._start_hosts(lease)
-        except ClusterError as error:
-            self._tell_scorers(failure("cluster", "start_failed", str(error)))
-            raise
-        self._tell_scorers(env)
-        return env
-
-    async def _start_hosts(self, lease: Lease) -> RemoteEnv:
-        config = self._config
-        actors = {
-            f"host-{i}": self._actors.start(EnvHostActor, config.tasks, config.tokenizer, config.envs)
-            for i in range(config.envs.hosts)
-        }
-        env = RemoteEnv(actors, partial(self._host_lost, actors), seed=config.seed)
-
-        async def stop() -> None:
-            env.stop()
-            closing = [call("env", actor.close.remote()) for actor in actors.values()]
-            try:
-                async with asyncio.timeout(CLOSE_S):
-                    await asyncio.gather(*closing)
-            except TimeoutError:
-                logging.getLogger(__name__).warning(
-                    "environments were still open %.0f s after they were told to close", CLOSE_S
-                )
-            for actor in actors.values():
-                self._actors.kill(actor)
-
-        self._releases[lease.id] = stop
-        for actor in actors.values():
-            _started(await call("env", actor.start.remote()))
-        env.start()
-        return env
-
-    async def _the_hosts(self) -> RemoteEnv | Failure:
-        """Scorers run where environments run."""
-        # one asker that gives up must not take the answer from the others
-        return await asyncio.shield(self._hosts_future())
-
-    def _tell_scorers(self, hosts: RemoteEnv | Failure) -> None:
-        if self._hosts_future().done():
-            self._hosts = None
-        self._hosts_future().set_result(hosts)
-
-    def _hosts_future(self) -> asyncio.Future[RemoteEnv | Failure]:
-        if self._hosts is None:
-            self._hosts = asyncio.get_running_loop().create_future()
-        return self._hosts
+            async with asyncio.timeout(CLOSE_S):
+                await call("env", actor.close.remote())
+        except TimeoutError:
+            logging.getLogger(__name__).warning(
+                "%s still had environments open %.0f s after it was told to close", name, CLOSE_S
+            )
+        finally:
+            self._actors.kill(actor)
 
     # --- ends that nobody asked for ----------------------------------------------------------------------------------
 
-    def _engine_lost(self, actor: Any, name: str, why: Failure) -> None:
+    def _engine_lost(self, actor: Any, lease: str, name: str, why: Failure) -> None:
         """A lost actor's process may still be there, silent or broken: it must not go on using a core."""
         self._actors.kill(actor)
-        self._say(Change(kind="lost", subject=name, role="mixed", failure=why))
+        self._say(Change(kind="lost", subject=name, role="mixed", lease=lease, failure=why))
 
-    def _host_lost(self, actors: Mapping[str, Any], name: str, why: Failure, left: int) -> None:
-        self._actors.kill(actors[name])
-        self._say(Change(kind="lost", subject=name, role="env", failure=why, facts={"left": left}))
+    def _host_lost(self, name: str, why: Failure, left: int) -> None:
+        actor, lease = self._hosts[name]
+        self._actors.kill(actor)
+        self._say(Change(kind="lost", subject=name, role="env", lease=lease, failure=why, facts={"left": left}))
+
+    def _trainer_lost(self, name: str, lease: str, why: Failure) -> None:
+        """Its other ranks wait for the one that is gone; they end when the lease is released."""
+        self._say(Change(kind="lost", subject=name, role="train", lease=lease, failure=why))
 
     def _say(self, change: Change) -> None:
-        if not self._ending:
+        """What happens to a lease that is given back, nobody need know."""
+        if change.lease not in self._released:
             self._changes.put_nowait(change)
 
 

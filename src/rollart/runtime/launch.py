@@ -1,83 +1,90 @@
 """From a resolved configuration to a finished run folder: the composition root of the local world.
 
-Owns the run's folder and what is written to it. Invariants: one process has the folder at a time; whatever happens, the
-event log is closed and whole, the summary and the report are written from it, and no process of the run is left.
+Wires what runs on this machine; the run's folder is `folder.py`'s. Invariant: whatever happens, no process of the run is left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import logging
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollart.config.load import Resolved, dump, load_file
+from rollart.config.load import Resolved, load_file
 from rollart.config.schema import InlineWorld, RunConfig
 from rollart.control import run as control
 from rollart.control.evaluate import Score
 from rollart.control.garbage import spare_the_loop
 from rollart.control.weights import VersionBook
-from rollart.core.errors import ClusterError, RollartError, RunFailed, describe
-from rollart.core.events import Recorder, Sink, header
+from rollart.core.errors import RollartError, RunFailed, describe
+from rollart.core.events import Recorder
 from rollart.core.types import Failure, Manifest, TaskSpec, Version
 from rollart.observe.display import Display, print_scores, print_summary
-from rollart.observe.log import EventWriter
-from rollart.observe.metrics import MetricsWriter
-from rollart.observe.report import write_results
-from rollart.observe.timeline import write_trace
-from rollart.observe.trajectories import Encoded, Pieces, TrajectoryWriter
 from rollart.ports import Trainer, World
 from rollart.runtime.actors import Actors, InlineActors, RayActors, start_ray, stop_ray
+from rollart.runtime.checkpoints import DiskCheckpoints
 from rollart.runtime.cluster import LocalCluster
 from rollart.runtime.envs.baselines import Transcript, constant_baseline, random_baseline
 from rollart.runtime.envs.tasks import eval_instances, task_specs
 from rollart.runtime.envs.workers import raised
-from rollart.runtime.payload import TokenPayload
+from rollart.runtime.folder import CHECKPOINTS, CONFIG, Start, held, keep_config, open_records, results, where_from
 from rollart.runtime.saved import SavedWeights, load_model, save_model
 from rollart.runtime.tokenizers import Tokenizer, build_tokenizer
 from rollart.runtime.trainer.facade import RemoteTrainer, start_trainer
 
-log = logging.getLogger(__name__)
-
 
 def train(resolved: Resolved, *, plain: bool) -> int:
     """Run to the end; returns the exit code. Raises RollartError when the run fails."""
-    config = resolved.config
-    folder = Path(config.output_dir).expanduser() / config.name
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        stack.enter_context(_locked(folder))
-        (folder / "config.yaml").write_text(dump(resolved), encoding="utf-8")
-        tokenizer = build_tokenizer(config.tokenizer)
-        specs = _specs(config, tokenizer)
-        display = Display(plain=plain)
-        stack.callback(display.close)
-        stack.callback(_write_results, folder)
-        sinks = _sinks(folder, config, stack)
-        trajectories = TrajectoryWriter(folder / "trajectories.jsonl", _encode, _pieces(tokenizer))
-        stack.callback(trajectories.close)
-        actors = stack.enter_context(_actors(config, f"rollart-{config.name}"))
-        cluster = LocalCluster(
-            config, tokenizer.vocab_size, actors, lambda: start_trainer(config, tokenizer.vocab_size, actors)
-        )
-        preparing = _Preparing(config, specs, tokenizer)
-        world = World(
-            name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=specs, sinks=(*sinks, display),
-            keep=trajectories, prepare=preparing, conclude=_Keeping(config, folder, tokenizer.vocab_size),
-        )  # fmt: skip
-        spare_the_loop()
-        asyncio.run(control.run(config, world))
+    folder = Path(resolved.config.output_dir).expanduser() / resolved.config.name
+    with held(folder):
+        keep_config(folder, resolved)
+        _go(resolved.config, folder, Start(), plain=plain)
     print_summary(folder)
     return 0
 
 
+def resume(run_dir: Path, resolved: Resolved, *, plain: bool) -> int:
+    """Go on with the run in `run_dir`, wherever that was moved to, from its newest whole checkpoint to the end.
+
+    Returns the exit code. Raises RollartError when the run fails, or cannot be gone on with.
+    """
+    with held(run_dir):
+        start = where_from(run_dir, resolved.config)
+        keep_config(run_dir, resolved)
+        _go(resolved.config, run_dir, start, plain=plain)
+    print_summary(run_dir)
+    return 0
+
+
+def _go(config: RunConfig, folder: Path, start: Start, *, plain: bool) -> None:
+    """Wire the world of this machine and run control in it."""
+    with ExitStack() as stack:
+        tokenizer = build_tokenizer(config.tokenizer)
+        specs = _specs(config, tokenizer)
+        display = Display(plain=plain)
+        stack.callback(display.close)
+        stack.enter_context(results(folder))
+        records = open_records(folder, config, start, tokenizer, display, stack)
+        actors = stack.enter_context(_actors(config, f"rollart-{config.name}"))
+        cluster = LocalCluster(
+            config, tokenizer.vocab_size, actors, lambda: start_trainer(config, tokenizer.vocab_size, actors),
+            first_engine=start.first_engine, first_host=start.first_host,
+        )  # fmt: skip
+        keep = config.checkpoint
+        checkpoints = DiskCheckpoints(folder / CHECKPOINTS, keep=keep.keep, flush=records.flush) if keep.every else None
+        world = World(
+            name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=specs, sinks=records.sinks,
+            keep=records.keep, prepare=_Preparing(config, specs, tokenizer), checkpoints=checkpoints,
+            resumed=start.resumed, conclude=_Keeping(config, folder, tokenizer.vocab_size),
+        )  # fmt: skip
+        spare_the_loop()
+        asyncio.run(control.run(config, world))
+
+
 def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int:
     """Score a finished run's model on `count` instances per task drawn from `instance_seed`. Raises RollartError."""
-    config = load_file(run_dir / "config.yaml").config
+    config = load_file(run_dir / CONFIG).config
     tokenizer = build_tokenizer(config.tokenizer)
     tensors, version = load_model(run_dir)
     drawn = {name: eval_instances(name, task, instance_seed, count) for name, task in config.tasks.items()}
@@ -119,71 +126,6 @@ def _specs(config: RunConfig, tokenizer: Tokenizer) -> tuple[TaskSpec, ...]:
     # boundary: an environment's constructor and `canonical` are foreign code
     except Exception as error:
         raise RunFailed("an environment cannot say which problems it has; mend it", raised("env", error)) from error
-
-
-# --- the folder ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Only one process may write a run. Raises ClusterError when another one does; the lock ends with its process."""
-    with (folder / ".lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ClusterError(f"{folder} is in use by another process; wait for it, or use name=NAME") from error
-        yield
-
-
-def _sinks(folder: Path, config: RunConfig, stack: ExitStack) -> list[Sink]:
-    """The event log and the metrics that are computed from it as it grows."""
-    head = header(run=config.name, incarnation=0, clock="monotonic", world=config.world.kind, git=_git())
-    events = EventWriter(folder / "events.jsonl", head)
-    stack.callback(events.close)
-    metrics = MetricsWriter(folder / "metrics.jsonl")
-    stack.callback(metrics.close)
-    return [events, metrics]
-
-
-def _git() -> str:
-    """The commit of the code that runs, where it runs from a checkout."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.strip()
-
-
-def _write_results(folder: Path) -> None:
-    """Summary and report, also of a run that failed: what happened is in its log."""
-    if (folder / "events.jsonl").is_file():
-        write_results(folder)
-        write_trace(folder)
-
-
-def _encode(payload: object) -> Encoded:
-    if not isinstance(payload, TokenPayload):
-        return Encoded([], None)
-    return Encoded(
-        payload.ids.tolist(),
-        None if payload.logprobs is None else payload.logprobs.tolist(),
-        None if payload.log_kept_mass is None else payload.log_kept_mass.tolist(),
-    )
-
-
-def _pieces(tokenizer: Tokenizer) -> Pieces:
-    """The text of each token id; most ids come up again and again."""
-    known: dict[int, str] = {}
-
-    def pieces(ids: Sequence[int]) -> Sequence[str]:
-        for token in ids:
-            if token not in known:
-                known[token] = tokenizer.decode([token])
-        return [known[token] for token in ids]
-
-    return pieces
 
 
 @contextmanager

@@ -103,6 +103,11 @@ class Wire(Generic[S, P]):
             self.close()
             self._on_lost(why)
 
+    def end(self, why: Failure) -> None:
+        """The actor was ended on purpose: nothing is sent any more, and `on_lost` is not called."""
+        self.lost = self.lost or why
+        self.close()
+
     def close(self) -> None:
         """Stop listening. Idempotent."""
         for task in self._loops:

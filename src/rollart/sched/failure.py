@@ -5,7 +5,7 @@ An infrastructure failure is never reward 0: the attempt is out of statistics an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart.core.types import DropReason, Failure
@@ -49,13 +49,24 @@ class EndRun:
 Decision = Retry | DropMember | ReplaceGroup | EndRun
 
 
-def decide(failure: Failure, *, attempt: int, policy: Policy, left_s: float) -> Decision:
+OUTAGE_AFTER = 16
+"""Failures of one task in a row from which on it is an outage and not the attempts' own fault: chance alone makes a run of
+that many once in 10^9 where a quarter of the attempts fails."""
+OUTAGE_PAUSE_S = 5.0
+"""Longest pause before a retry in an outage: a service that comes back is used again within this."""
+
+
+def decide(failure: Failure, *, attempt: int, policy: Policy, left_s: float, outage: bool = False) -> Decision:
     """Decide on attempt number `attempt` (from 0) that failed with `left_s` seconds of its trajectory's life left.
 
-    A retry that could not start within the life, or a failure that would only happen again, goes to `policy.then`.
+    A retry that could not start within the life, or a failure that would only happen again, goes to `policy.then`. In an
+    outage tries are not counted (where the policy retries at all) and pauses are longer, up to `OUTAGE_PAUSE_S`.
     """
     wait_s = _backoff_s(attempt, policy)
-    if failure.retryable and attempt < policy.max_retries and wait_s < left_s:
+    if outage:
+        wait_s = min(OUTAGE_PAUSE_S, _backoff_s(policy.max_retries + attempt, policy))
+    tries_left = attempt < policy.max_retries or (outage and policy.max_retries > 0)
+    if failure.retryable and tries_left and wait_s < left_s:
         return Retry(wait_s)
     last_resort: dict[Then, Decision] = {"replace": ReplaceGroup(), "drop": DropMember(), "fail": EndRun()}
     return last_resort[policy.then]
@@ -78,15 +89,49 @@ def drop_reason(failure: Failure) -> DropReason:
 
 @dataclass(slots=True)
 class Patience:
-    """Counts failures in a row. All producers failing, however politely, must end the run and not fill the log."""
+    """Counts failures of one task in a row. A producer that always fails, however politely, must end the run and not fill
+    the log; one that is down for a while must not."""
 
     give_up_after: int
+    give_up_s: float = 0.0
     in_a_row: int = 0
+    since_s: float = 0.0
 
     def done(self) -> None:
         self.in_a_row = 0
 
-    def failed(self) -> bool:
-        """True: give up now."""
+    def failed(self, now_s: float, *, retryable: bool = True) -> bool:
+        """True: give up now. A failure that would only happen again needs no time to prove it."""
+        if not self.in_a_row:
+            self.since_s = now_s
         self.in_a_row += 1
-        return self.in_a_row >= self.give_up_after
+        lasted = now_s - self.since_s >= self.give_up_s or not retryable
+        return self.in_a_row >= self.give_up_after and lasted
+
+    @property
+    def outage(self) -> bool:
+        """Nothing of this task succeeds just now."""
+        return self.in_a_row >= OUTAGE_AFTER
+
+
+FIRST_PAUSE_S = 1.0
+"""Before the second restart in a row; the first comes at once, each later one after twice the time."""
+LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(slots=True)
+class Restarts:
+    """How often lost workers are started again. Progress (a step trained) forgives what was before."""
+
+    most: int
+    in_a_row: dict[str, int] = field(default_factory=dict)
+
+    def trained(self) -> None:
+        self.in_a_row.clear()
+
+    def lost(self, role: str) -> float | None:
+        """Seconds to wait before a worker of `role` is started again; None: not any more."""
+        n = self.in_a_row[role] = self.in_a_row.get(role, 0) + 1
+        if n > self.most:
+            return None
+        return 0.0 if n == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (n - 2))

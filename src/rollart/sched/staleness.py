@@ -3,6 +3,7 @@
 Staleness of a trajectory = trainer's version when it is trained - version of its oldest trained token; a group has its
 oldest member's. Invariant: what `release` returns is within the bound, whatever finished first. Admission alone does not
 give that when batches take whatever finished first; release alone wastes what was admitted too early.
+Versions here are counted in batches: where numbers were skipped, `Lineage` translates.
 Source: RollArt section on bounded staleness (M8); design section 4.7.
 """
 

@@ -34,10 +34,14 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
+from rollart.sim.trainer import Bytes
 
 Command = Literal["generate", "prefetch", "apply"]
-Mishap = Literal["dead", "deaf", "twice"]
-"""dead: never answered; deaf: a request that no abort reaches; twice: a request that is sampled and answered two times."""
+Mishap = Literal["dead", "deaf", "twice", "slow", "late", "partial"]
+"""dead: never answered; deaf: a request that no abort reaches; twice: a request that is sampled and answered two times;
+slow: `SLOW` times the time; late: slow and deaf, so that its answer finds nobody; partial: given back half-way, with the
+tokens so far, though nobody asked for that."""
+SLOW = 25.0
 _NEVER = float("inf")
 
 
@@ -56,6 +60,8 @@ class EngineModel:
     """(engine id, command, how many of that command it had before) -> what goes wrong with this one."""
     flipped: Callable[[str, int], bool] = field(default=lambda engine, nth: False)
     """(engine id, applies before) -> this apply leaves a wrong bit in the weights that are served."""
+    slowness: Callable[[str], float] = field(default=lambda engine: 1.0)
+    """Engine id -> how many times `token_s` its tokens take."""
     rebuilds: bool = True
     """False: an apply aborts live requests whatever is asked, as engines do that cannot rebuild a cache."""
 
@@ -64,6 +70,7 @@ class EngineModel:
 class _Running:
     request: TurnRequest
     wanted: int
+    token_s: float
     since_s: float = _NEVER
     """When the present version began to sample for it; never while it is held for a version or weights change."""
     mishap: Mishap | None = None
@@ -125,7 +132,9 @@ class SimEngine:
             return _failed(fault)
         if request.pin is not None and request.pin < self._version:
             return _failed(_past(self.info.id, request, self._version))
-        running = _Running(request, min(self._model.length(request), request.max_tokens), mishap=fault)
+        model = self._model
+        token_s = model.token_s * model.slowness(self.info.id) * (SLOW if fault in ("slow", "late") else 1.0)
+        running = _Running(request, min(model.length(request), request.max_tokens), token_s, mishap=fault)
         self._running[request.id] = running
         self._sample(running)
         return await self._exchange.ask(request.id)
@@ -145,15 +154,18 @@ class SimEngine:
         running.rebuilt += rebuilt
         running.started = True
         running.since_s = loop.time() + (n - known + rebuilt) * self._model.prefill_token_s
-        when = running.since_s + (running.wanted - running.settled) * self._model.token_s
-        running.timer = loop.call_at(when, self._finish, request.id, "stop")
+        left = running.wanted - running.settled
+        finish: Finish = "stop"
+        if running.mishap == "partial":
+            left, finish = left // 2, "aborted"
+        running.timer = loop.call_at(running.since_s + left * running.token_s, self._finish, request.id, finish)
 
     def _sampled_since(self, running: _Running) -> int:
         """Tokens under the present version so far."""
         elapsed = asyncio.get_running_loop().time() - running.since_s
-        if self._model.token_s == 0 or elapsed <= 0:
+        if running.token_s == 0 or elapsed <= 0:
             return 0  # without a rate all of them come in the instant in which the turn ends
-        return min(running.wanted - running.settled, int(elapsed / self._model.token_s + 1e-9))
+        return min(running.wanted - running.settled, int(elapsed / running.token_s + 1e-9))
 
     def _stand_still(self, running: _Running) -> None:
         """Sample nothing more for it for now; what it has keeps its version."""
@@ -187,7 +199,7 @@ class SimEngine:
     async def abort(self, requests: Sequence[RequestId]) -> None:
         if self.lost is None:
             for rid in requests:
-                if rid in self._running and self._running[rid].mishap != "deaf":
+                if rid in self._running and self._running[rid].mishap not in ("deaf", "late"):
                     self._finish(rid, "aborted")
 
     def forget(self, traj: TrajId, attempt: int) -> None:
@@ -204,6 +216,8 @@ class SimEngine:
         fault = await self._fault("prefetch")
         if isinstance(fault, Failure):
             return fault
+        if isinstance(manifest.location, Bytes) and manifest.location.gone:
+            return failure("store", "missing", f"the bytes of version {manifest.version} are gone with their owner")
         self._held[manifest.version] = manifest
         return None
 
@@ -231,9 +245,9 @@ class SimEngine:
             self._applying = False
             for running in self._running.values():
                 self._sample(running)
-        wrong = "-flipped" if self._model.flipped(self.info.id, nth) else ""
+        wrong = "flipped-" if self._model.flipped(self.info.id, nth) else ""
         exposed_s = self._model.apply_s if live else 0.0
-        fingerprint = Fingerprint(digest=manifest.fingerprint.digest + wrong)
+        fingerprint = Fingerprint(digest=wrong + manifest.fingerprint.digest)
         return Applied(fingerprint=fingerprint, exposed_s=exposed_s, live_requests=len(live))
 
     async def _wait_for_pinned(self, deadline_s: float) -> None:
@@ -281,6 +295,8 @@ class SimEngine:
 
     def lose(self, why: Failure) -> None:
         """The process is gone: nothing more is sampled, every asker is told, the book stays as it was last reported."""
+        if self.lost is not None:
+            return
         self.lost = why
         for running in self._running.values():
             self._stand_still(running)

@@ -1,112 +1,121 @@
 """A simulated world: all ports on virtual time, from a few rates and fault functions.
 
-The same control code runs here as on real devices; nothing in this package knows of the loops that drive it.
+The same control code runs here as on real devices; nothing in this package knows of the loops that drive it. Invariant:
+each lease stands for one worker, and what happens to it concerns no other: its loss, its release, its failure to start.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rollart.control.weights import VersionBook
 from rollart.core.errors import failure
 from rollart.core.events import Sink
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease
-from rollart.core.types import Failure, Fingerprint, Manifest, Role, Sample, TaskSpec, Trajectory, Version
-from rollart.ports import Port, World
+from rollart.core.snapshot import Resumed
+from rollart.core.types import Failure, Role, TaskSpec, Trajectory
+from rollart.ports import Checkpoints, Port, World
+from rollart.sim.disk import SimDisk
 from rollart.sim.engine import EngineModel, SimEngine
 from rollart.sim.envs import EnvModel, ScorerModel, SimEnv, SimScorer
+from rollart.sim.trainer import SimTrainer, TrainerModel
 
-WEIGHT_BYTES = 1 << 20
-"""Size of the pretended weights; only reports show it."""
+__all__ = ["SimCluster", "SimTrainer", "TrainerModel", "world"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerModel:
-    """Seconds of one call each."""
-
-    accumulate_s: float = 0.0
-    finish_s: float = 0.0
-    publish_s: float = 0.0
-    changes_weights: bool = True
-
-
-class SimTrainer:
-    """Trains nothing and takes its time. Keeps what it was given, for whoever looks."""
-
-    def __init__(self, model: TrainerModel) -> None:
-        self._model = model
-        self.batches: list[list[Sample]] = []
-        self._open: list[Sample] = []
-        self._moves = 0
-
-    async def begin(self, step: int, *, total_weight: float | None) -> None:
-        self._open = []
-
-    async def accumulate(self, samples: Sequence[Sample]) -> Mapping[str, float]:
-        await asyncio.sleep(self._model.accumulate_s)
-        self._open.extend(samples)
-        return {}
-
-    async def finish(self) -> Mapping[str, float]:
-        await asyncio.sleep(self._model.finish_s)
-        self.batches.append(self._open)
-        self._moves += self._model.changes_weights
-        return {"loss": 0.0, "grad_norm": 1.0, "lr": 1e-3, "weights_changed": float(self._model.changes_weights)}
-
-    async def logprobs(self, samples: Sequence[Sample]) -> object:
-        return None
-
-    async def publish(self, version: Version) -> Manifest:
-        await asyncio.sleep(self._model.publish_s)
-        return Manifest(
-            version=version,
-            shards={"weights/0/0-1/float32": WEIGHT_BYTES},
-            buckets=1,
-            fingerprint=Fingerprint(digest=f"weights-{self._moves}"),
-        )
-
-    async def resize(self, leases: Sequence[str]) -> None:
-        """Ranks are not modelled."""
-
-    async def checkpoint(self, path: str, mode: str) -> None:
-        """There is nothing to keep."""
+StartFault = Failure | Literal["hang"]
+"""A worker that does not start, and says so or does not."""
 
 
 @dataclass(kw_only=True)
 class SimCluster:
-    """Leases without end, and whatever changes a scenario sends."""
+    """Leases without end, and whatever a scenario does to what runs on them."""
 
     engine: EngineModel = field(default_factory=EngineModel)
     env: EnvModel = field(default_factory=EnvModel)
     trainer: TrainerModel = field(default_factory=TrainerModel)
     scorer: ScorerModel = field(default_factory=ScorerModel)
+    start_s: Callable[[Role, int], float] = field(default=lambda role, nth: 0.0)
+    """(role, starts of it before) -> how long this one takes."""
+    start_fault: Callable[[Role, int], StartFault | None] = field(default=lambda role, nth: None)
+    """(role, starts of it before) -> why this one does not start."""
+    first_engine: int = 0
+    """Number of the first engine: ids are never used again, also not by a later incarnation of the run."""
+    first_host: int = 0
+    disk: SimDisk = field(default_factory=SimDisk)
     engines: list[SimEngine] = field(default_factory=list)
     trainers: list[SimTrainer] = field(default_factory=list)
     envs: list[SimEnv] = field(default_factory=list)
+    """The one environment port, once its first host has started."""
     released: list[str] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Host -> its lease, in the order in which they started, those gone as well."""
     _leases: int = 0
+    _starts: Counter[Role] = field(default_factory=Counter)
+    _stops: dict[str, Callable[[Failure], None]] = field(default_factory=dict)
+    _leases_of: dict[str, str] = field(default_factory=dict)
     _changes: asyncio.Queue[Change] = field(default_factory=asyncio.Queue)
+
+    @property
+    def held(self) -> list[str]:
+        """Leases that were not given back."""
+        return [lease for lease in (f"lease-{n + 1}" for n in range(self._leases)) if lease not in self.released]
 
     async def acquire(self, role: Role, pool: str, degrees: Degrees, *, deadline_s: float) -> Lease | Failure:
         self._leases += 1
         return Lease(id=f"lease-{self._leases}", role=role, pool=pool, devices=("virtual",))
 
     async def release(self, lease: str) -> None:
-        self.released.append(lease)
+        """What runs on it ends; nobody is told, the holder knows."""
+        if lease not in self.released:
+            self.released.append(lease)
+        stop = self._stops.pop(lease, None)
+        if stop is not None:
+            stop(failure("cluster", "lost", f"{lease} was given back"))
 
     async def start(self, lease: Lease) -> Port | Failure:
+        nth = self._starts[lease.role]
+        self._starts[lease.role] += 1
+        fault = self.start_fault(lease.role, nth)
+        seconds = self.start_s(lease.role, nth)
+        if fault == "hang":
+            await asyncio.get_running_loop().create_future()
+        if seconds:
+            await asyncio.sleep(seconds)
+        if isinstance(fault, Failure):
+            return fault
         if lease.role == "train":
-            self.trainers.append(SimTrainer(self.trainer))
-            return self.trainers[-1]
+            return self._trainer(lease)
         if lease.role == "env":
-            self.envs.append(SimEnv(self.env))
-            return self.envs[-1]
-        if lease.role == "score":
-            return SimScorer(self.scorer)
+            return self._host(lease)
+        return SimScorer(self.scorer) if lease.role == "score" else self._engine(lease)
+
+    def _trainer(self, lease: Lease) -> SimTrainer:
+        index = len(self.trainers)
+        trainer = SimTrainer(self.trainer, name=f"trainer-{index}", disk=self.disk)
+        self.trainers.append(trainer)
+        trainer.die = lambda detail: self.lose_trainer(detail, index=index)
+        self._stops[lease.id] = trainer.lose
+        self._leases_of[trainer.name] = lease.id
+        return trainer
+
+    def _host(self, lease: Lease) -> SimEnv:
+        """One more host of the one environment port."""
+        if not self.envs:
+            self.envs.append(SimEnv(self.env, hosts=0))
+        env, name = self.envs[0], f"host-{self.first_host + len(self.hosts)}"
+        self.hosts[name] = lease.id
+        env.add(name)
+        self._stops[lease.id] = lambda why: env.lose(name, why)
+        self._changes.put_nowait(Change(kind="joined", subject=name, role="env", lease=lease.id))
+        return env
+
+    def _engine(self, lease: Lease) -> SimEngine:
         info = EngineInfo(
-            id=f"engine-{len(self.engines)}",
+            id=f"engine-{self.first_engine + len(self.engines)}",
             lease=lease.id,
             pool=lease.pool,
             role=lease.role,
@@ -114,30 +123,48 @@ class SimCluster:
             fingerprint="bitwise",
             version=-1,
         )
-        self.engines.append(SimEngine(info, self.engine))
-        return self.engines[-1]
+        engine = SimEngine(info, self.engine)
+        self.engines.append(engine)
+        self._stops[lease.id] = engine.lose
+        return engine
 
     async def changes(self) -> AsyncIterator[Change]:
         while True:
             yield await self._changes.get()
 
+    # --- what a scenario does ----------------------------------------------------------------------------------------
+
     def lose_engine(self, index: int, detail: str = "process died", *, told_after_s: float = 0.0) -> None:
         """Its requests fail now; that it is lost is said some time later."""
-        engine = self.engines[index]
-        why = failure("engine", "lost", f"{engine.info.id}: {detail}")
-        change = Change(kind="lost", subject=engine.info.id, role="mixed", failure=why)
-        engine.lose(why)
-        asyncio.get_running_loop().call_later(told_after_s, self._changes.put_nowait, change)
+        info = self.engines[index].info
+        why = failure("engine", "lost", f"{info.id}: {detail}")
+        self.engines[index].lose(why)
+        self._say(Change(kind="lost", subject=info.id, role="mixed", lease=info.lease, failure=why), told_after_s)
 
-    def lose_trainer(self, detail: str) -> None:
+    def lose_trainer(
+        self, detail: str = "process died", *, index: int | None = None, told_after_s: float = 0.0
+    ) -> None:
+        """The newest trainer, or that of `index`: calls under way and later ones raise TrainerLost."""
+        trainer = self.trainers[-1 if index is None else index]
         why = failure("trainer", "lost", detail)
-        self._changes.put_nowait(Change(kind="lost", subject="trainer-0", role="train", failure=why))
+        lease = self._leases_of[trainer.name]
+        self._say(Change(kind="lost", subject=trainer.name, role="train", lease=lease, failure=why), told_after_s)
+        trainer.lose(why)
 
-    def lose_host(self, detail: str, *, left: int) -> None:
+    def lose_host(self, host: int | str, detail: str = "process died", *, told_after_s: float = 0.0) -> None:
+        """A host by its name or by its place among all that have started: calls to its sessions fail now."""
+        name = host if isinstance(host, str) else list(self.hosts)[host]
         why = failure("env", "lost", detail)
-        for env in self.envs if left == 0 else ():
-            env.lost = why
-        self._changes.put_nowait(Change(kind="lost", subject="host-0", role="env", failure=why, facts={"left": left}))
+        self.envs[0].lose(name, why)
+        left = len(self.envs[0].hosts)
+        lost = Change(kind="lost", subject=name, role="env", lease=self.hosts[name], failure=why, facts={"left": left})
+        self._say(lost, told_after_s)
+
+    def _say(self, change: Change, after_s: float) -> None:
+        if after_s:
+            asyncio.get_running_loop().call_later(after_s, self._changes.put_nowait, change)
+        else:
+            self._changes.put_nowait(change)
 
 
 def world(
@@ -146,7 +173,18 @@ def world(
     *,
     sinks: tuple[Sink, ...] = (),
     kept: list[Trajectory] | None = None,
+    keep: Callable[[Trajectory], None] = lambda trajectory: None,
+    checkpoints: Checkpoints | None = None,
+    resumed: Resumed | None = None,
 ) -> World:
-    """A world around a simulated cluster. Terminal trajectories go to `kept`."""
-    keep = kept.append if kept is not None else (lambda trajectory: None)
-    return World(name="virtual", cluster=cluster, store=VersionBook(), tasks=tasks, sinks=sinks, keep=keep)
+    """A world around a simulated cluster. Terminal trajectories go to `kept`, or else to `keep`."""
+    return World(
+        name="virtual",
+        cluster=cluster,
+        store=VersionBook(),
+        tasks=tasks,
+        sinks=sinks,
+        keep=kept.append if kept is not None else keep,
+        checkpoints=checkpoints,
+        resumed=resumed,
+    )

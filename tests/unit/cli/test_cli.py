@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,8 +37,15 @@ class Calls:
     def train(self, resolved: Resolved, *, plain: bool) -> int:
         return self._note("train", resolved, plain)
 
+    def resume(self, run_dir: Path, resolved: Resolved, *, plain: bool) -> int:
+        return self._note("resume", run_dir, resolved, plain)
+
     def evaluate(self, run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int:
         return self._note("eval", run_dir, instance_seed, count, greedy)
+
+    def resume_check(self, resolved: Resolved, *, steps: int, say: Callable[[str], None]) -> bool:
+        say("compared")
+        return self._note("resume-check", resolved, steps) == 0
 
     def report(self, run_dir: Path) -> Path:
         self._note("report", run_dir)
@@ -46,7 +53,13 @@ class Calls:
 
 
 def rollart(words: Sequence[str], calls: Calls) -> int:
-    return main(words, work=Work(train=calls.train, evaluate=calls.evaluate, report=calls.report))
+    return main(
+        words,
+        work=Work(
+            train=calls.train, resume=calls.resume, evaluate=calls.evaluate, report=calls.report,
+            resume_check=calls.resume_check,
+        ),
+    )  # fmt: skip
 
 
 def a_run(folder: Path) -> Path:
@@ -131,6 +144,23 @@ def test_a_bad_configuration_is_refused_before_anything_starts(
     assert calls.made == []
 
 
+# --- resume-check ----------------------------------------------------------------------------------------------------
+
+
+def test_resume_check_hands_over_what_to_run_and_fails_when_it_does_not_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = Calls()
+    words = ["resume-check", "smoke", "sync", "--profile", "none", "--steps", "4"]
+    assert rollart(words, calls) == 0
+    [(name, resolved, steps)] = calls.made
+    assert (name, steps) == ("resume-check", 4)
+    assert isinstance(resolved, Resolved)
+    assert resolved.config.schedule.max_staleness == 0
+    assert capsys.readouterr().out == "compared\n"
+    assert rollart(words, Calls(code=1)) == 1
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +198,11 @@ def test_ctrl_c_has_the_exit_code_of_an_interrupt(tmp_path: Path, capsys: pytest
         raise KeyboardInterrupt
 
     calls = Calls()
-    assert main(train_in(tmp_path), work=Work(train=interrupted, evaluate=calls.evaluate, report=calls.report)) == 130
+    work = Work(
+        train=interrupted, resume=calls.resume, evaluate=calls.evaluate, report=calls.report,
+        resume_check=calls.resume_check,
+    )  # fmt: skip
+    assert main(train_in(tmp_path), work=work) == 130
     assert capsys.readouterr().err == "rollart: interrupted\n"
 
 

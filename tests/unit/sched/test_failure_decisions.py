@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from rollart.core.errors import FAILURE_KINDS, failure
 from rollart.core.types import DROP_REASONS, Boundary
 from rollart.sched.failure import (
+    OUTAGE_AFTER,
     Decision,
     DropMember,
     EndRun,
     Patience,
     Policy,
     ReplaceGroup,
+    Restarts,
     Retry,
     Then,
     decide,
@@ -84,10 +86,52 @@ def test_retries_without_a_wait_never_wait() -> None:
 
 def test_the_run_is_given_up_after_so_many_failures_in_a_row_and_no_sooner() -> None:
     patience = Patience(3)
-    assert [patience.failed(), patience.failed()] == [False, False]
+    assert [patience.failed(0.0), patience.failed(0.0)] == [False, False]
     patience.done()
-    assert [patience.failed(), patience.failed(), patience.failed()] == [False, False, True]
-    assert Patience(1).failed()
+    assert [patience.failed(0.0), patience.failed(0.0), patience.failed(0.0)] == [False, False, True]
+    assert Patience(1).failed(0.0)
+
+
+def test_failures_end_the_run_only_when_they_have_gone_on_for_long_enough() -> None:
+    patience = Patience(3, 60.0)
+    assert [patience.failed(now) for now in (5.0, 6.0, 7.0, 64.9, 65.0)] == [False, False, False, False, True]
+    patience.done()
+    assert [patience.failed(now) for now in (100.0, 170.0, 171.0)] == [False, False, True]
+
+
+def test_a_failure_that_would_only_happen_again_needs_no_time_to_prove_it() -> None:
+    patience = Patience(3, 60.0)
+    assert [patience.failed(0.0, retryable=False) for _ in range(3)] == [False, False, True]
+
+
+def test_an_outage_is_many_failures_of_a_task_in_a_row_and_over_with_the_first_success() -> None:
+    patience = Patience(1000, 60.0)
+    for _ in range(OUTAGE_AFTER - 1):
+        patience.failed(0.0)
+    assert not patience.outage
+    patience.failed(0.0)
+    assert patience.outage
+    patience.done()
+    assert not patience.outage
+
+
+def test_in_an_outage_tries_are_not_counted_and_pauses_are_longer() -> None:
+    policy = Policy(max_retries=2, backoff_s=0.5, backoff_factor=2.0, backoff_max_s=60.0, then="drop")
+    assert isinstance(decide(LOST, attempt=2, policy=policy, left_s=100.0), DropMember)
+    waits = [decide(LOST, attempt=n, policy=policy, left_s=100.0, outage=True) for n in range(6)]
+    assert waits == [Retry(2.0), Retry(4.0), Retry(5.0), Retry(5.0), Retry(5.0), Retry(5.0)]
+    assert isinstance(decide(LOST, attempt=2, policy=policy, left_s=4.0, outage=True), DropMember)
+    never = replace(policy, max_retries=0)
+    assert isinstance(decide(LOST, attempt=0, policy=never, left_s=100.0, outage=True), DropMember)
+
+
+def test_restarts_come_at_once_then_after_growing_pauses_and_end() -> None:
+    restarts = Restarts(7)
+    assert [restarts.lost("train") for _ in range(8)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, None]
+    assert restarts.lost("env") == 0.0, "each role has its own"
+    restarts.trained()
+    assert restarts.lost("train") == 0.0
+    assert Restarts(0).lost("train") is None
 
 
 @pytest.mark.parametrize("where", get_args(Boundary))

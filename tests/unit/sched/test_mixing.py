@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart.sched.mixing import Mix, next_task
+from rollart.sched.mixing import KEPT_BATCHES, Mix, next_task
 
 ROUNDING = 1e-9
 
@@ -114,3 +114,11 @@ def test_within_a_batch_tasks_fill_up_evenly() -> None:
 def test_groups_of_tasks_that_are_not_in_the_mix_do_not_count() -> None:
     mix = Mix({"a": 1.0, "b": 1.0}, 2)
     assert mix.next({"gone": 7, "a": 1}) == "b"
+
+
+def test_a_long_run_keeps_the_latest_quotas_only_and_an_old_one_is_the_same_when_it_is_asked_for_again() -> None:
+    mix = Mix({"a": 1.0, "b": 2.5, "c": 0.7}, 5)
+    first = [dict(mix.quota(batch)) for batch in range(1000)]
+    assert len(mix._quotas) == len(mix._totals) <= 2 * KEPT_BATCHES
+    assert [dict(mix.quota(batch)) for batch in (3, 999, 500, 501)] == [first[n] for n in (3, 999, 500, 501)]
+    assert sum(quota["b"] for quota in first) == pytest.approx(5000 * 2.5 / 4.2, abs=2)

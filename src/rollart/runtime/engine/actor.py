@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from rollart.config.schema import EngineConfig, PretrainedModel, ScratchModel
-from rollart.core.errors import EngineError
+from rollart.core.errors import EngineError, StoreError, failure
 from rollart.core.types import (
     Applied,
     EngineBook,
+    Failure,
     Fingerprint,
     Generation,
     Manifest,
@@ -89,6 +90,11 @@ class EngineActor:
         self._stepping = asyncio.get_running_loop().create_task(self._steps())
         return os.getpid()
 
+    def end(self) -> None:
+        """Stop stepping, where the actor has no process that ends."""
+        if self._stepping is not None:
+            self._stepping.cancel()
+
     async def _steps(self) -> None:
         try:
             while True:
@@ -130,21 +136,28 @@ class EngineActor:
         poll = EnginePoll(answers=tuple(answers), book=self._core.book())
         return pickle.dumps(poll, protocol=pickle.HIGHEST_PROTOCOL)
 
-    async def prefetch(self, manifest: Manifest) -> None:
-        """Fetch a version's buckets, one call each, and lay its tensors out beside those served."""
+    async def prefetch(self, manifest: Manifest) -> Failure | None:
+        """Fetch a version's buckets, one call each, and lay its tensors out beside those served.
+
+        A version that is not to be had any more is a failure of the store, and changes nothing here.
+        """
         location = manifest.location
         if not isinstance(location, BucketLocation):
             raise EngineError(
                 f"version {manifest.version} is at {type(location).__name__}, which this engine cannot read"
             )
         async with self._prefetching:
-            buckets = [await fetch(handle) for handle in location.handles]
+            try:
+                buckets = [await fetch(handle) for handle in location.handles]
+            except StoreError as error:
+                return failure("store", "missing", f"version {manifest.version}: {error}")
             tensors = await asyncio.to_thread(unpack, location.index, buckets)
             self._held = -1
             for piece in _pieces(tensors):
                 self._core.stage(manifest.version, piece)
                 await asyncio.sleep(0)
             self._held = manifest.version
+        return None
 
     async def apply(self, version: Version, kept: Literal["rebuild", "abort"], pinned_s: float) -> Applied:
         """Serve a staged version. Requests pinned to the served one get `pinned_s` seconds to end first."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rollart.control.exchange import Exchange
-from rollart.core.errors import EngineError
+from rollart.core.errors import EngineError, failure
 from rollart.core.resources import Degrees, EngineInfo, Limits
 from rollart.core.types import (
     Applied,
@@ -44,7 +44,10 @@ class RemoteEngine:
         self._wire.open()
 
     def close(self) -> None:
-        self._wire.close()
+        """The actor is being ended: who still waits for a turn is told. Idempotent."""
+        why = failure("engine", "lost", f"{self.info.id} was released")
+        self._wire.end(why)
+        self._fail_waiting(why)
 
     async def generate(self, request: TurnRequest) -> Generation:
         if self._wire.lost is not None:
@@ -64,8 +67,11 @@ class RemoteEngine:
         self._exchange.answer(poll.answers)
 
     def _failed(self, why: Failure) -> None:
-        self._exchange.answer([(rid, _failed(why)) for rid in self._exchange.waiting])
+        self._fail_waiting(why)
         self._on_lost(self.info.id, why)
+
+    def _fail_waiting(self, why: Failure) -> None:
+        self._exchange.answer([(rid, _failed(why)) for rid in self._exchange.waiting])
 
     def _orphan(self, rid: RequestId, answer: Generation) -> None:
         self._duplicates += answer.tokens.n_tokens
@@ -80,6 +86,7 @@ class RemoteEngine:
         return replace(self._book, live={**self._book.live, **pending}, duplicates=self._duplicates)
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:
+        """`store missing`: the bytes are gone with the trainer that published them; the engine is as it was."""
         outcome = await call("engine", self._actor.prefetch.remote(manifest))
         return outcome if isinstance(outcome, Failure) else None
 

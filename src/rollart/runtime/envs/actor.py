@@ -42,3 +42,8 @@ class EnvHostActor:
     async def close(self) -> None:
         """Close what is open, so that environments with processes of their own end before the host does."""
         await asyncio.get_running_loop().run_in_executor(None, self._host.close)
+
+    def end(self) -> None:
+        """Stop the threads, where the actor has no process that ends; what is open is given up, as it would be with one."""
+        self._loop = None
+        self._host.close(0.0)

@@ -1,9 +1,13 @@
-"""The environment and scorer ports over env host actors: what control calls `Env` and `Scorer` on real machines."""
+"""The environment and scorer ports over env host actors: what control calls `Env` and `Scorer` on real machines.
+
+Hosts come and go while it is used. Invariant: every call is answered, by its host or, as `env lost`, by that host's end;
+while there is no host, `open` and `score` fail at once in a way that may be tried again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,34 +39,48 @@ class RemoteHost:
 
     async def ask(self, call: Call) -> Result:
         if self.wire.lost is not None:
-            return self.wire.lost
+            return _gone(self.wire.lost)
         self.wire.send(call)
         return await self._exchange.ask((call.session, call.seq))
+
+    def end(self) -> None:
+        """The actor is being ended: who still waits for it is told."""
+        why = failure("env", "lost", f"{self.name} was released")
+        self.wire.end(why)
+        self._fail_waiting(why)
 
     def _polled(self, done: list[Done]) -> None:
         self._exchange.answer([((one.session, one.seq), one.result) for one in done])
 
     def _failed(self, why: Failure) -> None:
-        self._exchange.answer([(key, why) for key in self._exchange.waiting])
+        self._fail_waiting(why)
         self._on_lost(self.name, why)
+
+    def _fail_waiting(self, why: Failure) -> None:
+        self._exchange.answer([(key, _gone(why)) for key in self._exchange.waiting])
 
 
 class RemoteEnv:
-    """Implements `ports.Env` and `ports.Scorer` over one or more hosts; a session goes to the host with the fewest."""
+    """Implements `ports.Env` and `ports.Scorer` over the hosts that are there; a session goes to the one with the fewest."""
 
-    def __init__(self, actors: Mapping[str, Any], on_lost: LostFn, *, seed: int) -> None:
-        self._hosts = [RemoteHost(name, actor, self._lost) for name, actor in actors.items()]
+    def __init__(self, on_lost: LostFn, *, seed: int) -> None:
+        self._hosts: list[RemoteHost] = []
         self._on_lost = on_lost
         self._seed = seed
         self._scored = 0
 
-    def start(self) -> None:
-        for host in self._hosts:
-            host.wire.open()
+    def add(self, name: str, actor: Any) -> None:
+        """A host has started; in the running loop."""
+        host = RemoteHost(name, actor, self._lost)
+        self._hosts.append(host)
+        host.wire.open()
 
-    def stop(self) -> None:
+    def drop(self, name: str) -> None:
+        """A host is being ended; its sessions answer `env lost`. Hosts that are not there are ignored."""
         for host in self._hosts:
-            host.wire.close()
+            if host.name == name:
+                host.end()
+        self._hosts = [host for host in self._hosts if host.name != name]
 
     def _lost(self, name: str, why: Failure) -> None:
         self._hosts = [host for host in self._hosts if host.name != name]
@@ -70,7 +88,7 @@ class RemoteEnv:
 
     def _least(self) -> RemoteHost | Failure:
         if not self._hosts:
-            return failure("env", "lost", "no environment host is left", retryable=False)
+            return failure("env", "lost", "no environment host is there")
         return min(self._hosts, key=lambda host: host.sessions)
 
     async def open(
@@ -154,6 +172,11 @@ class RemoteSession:
             self._closed = True
             self._host.sessions -= 1
             self._host.wire.send(Close(session=self.id, seq=self._next(), budget_s=CLOSE_S))
+
+
+def _gone(why: Failure) -> Failure:
+    """However a host was lost, its sessions went with it."""
+    return why if why.kind == "lost" else failure("env", "lost", f"the host failed: {why.detail}")
 
 
 def _left(deadline_s: float) -> float:

@@ -7,8 +7,9 @@ told to be held back or not.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,8 @@ class Instances:
     held_out: tuple[int, ...]
     trained_ids: frozenset[int]
     """Canonical ids of `train`."""
+    data: str
+    """Digest of what the seeds stand for: the environment, the scorer, and each problem's canonical id."""
 
 
 def held_back(canonical: int, share: float) -> bool:
@@ -77,13 +80,13 @@ def instances(name: str, task: TaskConfig) -> Instances:
     env = build_env(task)
     train: list[int] = []
     held_out: list[int] = []
-    seen: set[int] = set()
+    seen: dict[int, None] = {}
     trained: set[int] = set()
     for seed in range(task.size * SEEDS_PER_INSTANCE):
         canonical = env.canonical(seed)
         if canonical in seen:
             continue
-        seen.add(canonical)
+        seen[canonical] = None
         if held_back(canonical, task.held_out):
             held_out.append(seed)
         else:
@@ -101,7 +104,16 @@ def instances(name: str, task: TaskConfig) -> Instances:
             f"tasks.{name}.held_out={task.held_out} of size={task.size} leaves {len(train)} instances to train on and "
             f"{len(held_out)} held back; use a larger size, or held_out=0"
         )
-    return Instances(train=tuple(train), held_out=tuple(held_out), trained_ids=frozenset(trained))
+    return Instances(
+        train=tuple(train), held_out=tuple(held_out), trained_ids=frozenset(trained), data=_data(task, seen)
+    )
+
+
+def _data(task: TaskConfig, canonical: Iterable[int]) -> str:
+    """Two data sets are the same when this is; ids are in it because an environment's own files can change what it poses."""
+    scorer = None if task.scorer is None else task.scorer.model_dump(mode="json")
+    what = {"env": task.env.model_dump(mode="json"), "scorer": scorer, "ids": list(canonical)}
+    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def task_specs(config: RunConfig, tokenizer: Tokenizer) -> tuple[TaskSpec, ...]:
@@ -115,6 +127,7 @@ def task_specs(config: RunConfig, tokenizer: Tokenizer) -> tuple[TaskSpec, ...]:
                 ratio=task.ratio,
                 train=split.train,
                 held_out=split.held_out,
+                data=split.data,
                 success_at=task.success_at,
                 max_turns=task.max_turns,
                 max_tokens=task.max_tokens,

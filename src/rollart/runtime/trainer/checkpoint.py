@@ -79,10 +79,15 @@ def load(path: str, weights: Mapping[str, DTensor], optimizer: torch.optim.Optim
 def _write(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(dict(tensors), partial, metadata)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        save_file(dict(tensors), partial, metadata)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, SafetensorError):
+        # a full disk must not stay full of it
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _mismatch(

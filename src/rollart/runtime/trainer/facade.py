@@ -3,7 +3,7 @@
 Owns the split of each call over the ranks. Invariants: every rank gets every call, with equally many micro-batches; samples
 are checked here, before any rank begins, so a sample that cannot be trained leaves no rank waiting for the others; weights
 go from rank 0 into the object store, one call per bucket, and never through this process. When a rank dies, the call
-raises TrainerError with its cause, and so does every later one at once.
+raises TrainerLost with its cause, and so does every later one at once: ranks are started together and end together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollart.config.schema import RunConfig
-from rollart.core.errors import ClusterError, TrainerError
+from rollart.core.errors import ClusterError, TrainerError, TrainerLost, failure
 from rollart.core.types import Failure, Manifest, Sample, Version
 from rollart.learn.batching import split
 from rollart.runtime.actors import Actors, call
@@ -35,16 +35,14 @@ from rollart.runtime.weights import WeightIndex, manifest
 HOST = "127.0.0.1"
 """Where ranks meet: all are on this machine."""
 
+PING_S = 1.0
+"""How often idle ranks are asked whether they are there: what they published is gone with them, so engines may wait for it."""
 GRACE_S = 5.0
 """After one rank failed: how long the others get to fail alike before they count as stuck in a collective."""
 
 Batch = list[list[LossRow]]
 Offer = tuple[WeightIndex, list[Any], str]
 """Index, one object reference per bucket, digest."""
-
-
-class RankLost(TrainerError):
-    """A training rank is gone, or the ranks are no longer at the same place; only a restart helps."""
 
 
 class Episode(Protocol):
@@ -106,6 +104,11 @@ class TrainerActor:
     def checkpoint(self, path: str, mode: Literal["save", "load"]) -> None:
         self._trainer.checkpoint(path, mode)
 
+    def end(self) -> None:
+        """Free the weights, where the actor has no process that ends."""
+        if hasattr(self, "_trainer"):
+            self._trainer.close()
+
     def warm_start(self, blob: bytes, steps: int, batch: int, lr: float, seed: int) -> dict[str, float]:
         transcripts: list[Transcript] = pickle.loads(blob)
         return warm_start(self._trainer, transcripts, steps=steps, batch=batch, lr=lr, seed=seed)
@@ -120,6 +123,32 @@ class RemoteTrainer:
         self._ranks = tuple(ranks)
         self._open = False
         self._lost = ""
+        self._calls = 0
+        """Calls under way; they find out by themselves that a rank is gone."""
+        self._told: Callable[[Failure], None] = lambda why: None
+        self._watching: asyncio.Task[None] | None = None
+
+    def watch(self, told: Callable[[Failure], None]) -> None:
+        """Tell, once, that a rank is lost, whether a call found it out or the ranks were idle; in the running loop."""
+        self._told = told
+        self._watching = asyncio.get_running_loop().create_task(self._ping(), name="watch trainer")
+
+    async def _ping(self) -> None:
+        while not self._lost:
+            await asyncio.sleep(PING_S)
+            for rank, actor in enumerate(self._ranks):
+                if self._calls:
+                    break
+                outcome = await call("trainer", actor.pid.remote())
+                # a call that has begun meanwhile finds out itself, and a resize ends ranks on purpose
+                if isinstance(outcome, Failure) and not self._calls:
+                    self._lose(f"training rank {rank} {outcome.kind}: {outcome.detail}")
+                    break
+
+    def _lose(self, why: str) -> None:
+        if not self._lost:
+            self._lost = why
+            self._told(failure("trainer", "lost", why))
 
     async def begin(self, step: int, *, total_weight: float | None) -> None:
         await self._all("begin", step, total_weight)
@@ -157,14 +186,17 @@ class RemoteTrainer:
             raise TrainerError(f"a trainer with a step open cannot go to {len(leases)} ranks; finish the step first")
         if not leases:
             raise TrainerError("a trainer needs at least one lease; stop it instead")
-        with tempfile.TemporaryDirectory(prefix="rollart-resize-") as folder:
-            path = f"{folder}/trainer.safetensors"
-            await self.checkpoint(path, "save")
-            await self.stop()
-            self.spec = replace(self.spec, trainer=self.spec.trainer.model_copy(update={"ranks": len(leases)}))
-            self._ranks = tuple(await _start_ranks(self.spec, self._actors))
-            self._lost = ""
-            await self.checkpoint(path, "load")
+        self._calls += 1
+        try:
+            with tempfile.TemporaryDirectory(prefix="rollart-resize-") as folder:
+                path = f"{folder}/trainer.safetensors"
+                await self.checkpoint(path, "save")
+                _kill(self._actors, self._ranks)
+                self.spec = replace(self.spec, trainer=self.spec.trainer.model_copy(update={"ranks": len(leases)}))
+                self._ranks = tuple(await _start_ranks(self.spec, self._actors))
+                await self.checkpoint(path, "load")
+        finally:
+            self._calls -= 1
 
     async def warm_start(
         self, transcripts: Iterable[Episode], *, steps: int, batch: int, lr: float, seed: int
@@ -182,6 +214,8 @@ class RemoteTrainer:
     async def stop(self) -> None:
         """End the ranks. Idempotent."""
         self._lost = self._lost or "it was stopped"
+        if self._watching is not None:
+            self._watching.cancel()
         _kill(self._actors, self._ranks)
 
     def _blobs(self, samples: Sequence[Sample]) -> list[bytes]:
@@ -201,14 +235,17 @@ class RemoteTrainer:
     async def _each(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Call every rank with its own arguments."""
         if self._lost:
-            raise TrainerError(f"the trainer is gone: {self._lost}")
+            raise TrainerLost(f"the trainer is gone: {self._lost}")
+        self._calls += 1
         try:
             return await _together(
                 [getattr(actor, method).remote(*args) for actor, args in zip(self._ranks, arguments, strict=True)]
             )
-        except RankLost as error:
-            self._lost = str(error)
+        except TrainerLost as error:
+            self._lose(str(error))
             raise
+        finally:
+            self._calls -= 1
 
 
 async def start_trainer(config: RunConfig, vocab_size: int, actors: Actors) -> RemoteTrainer:
@@ -222,32 +259,35 @@ async def _start_ranks(spec: TrainerSpec, actors: Actors) -> list[Any]:
     try:
         port = (await _together([started[0].listen.remote()]))[0] if spec.trainer.ranks > 1 else 0
         await _together([actor.start.remote(port) for actor in started])
-    except TrainerError as error:
+    # boundary: however a start ends early, by being given up too, it leaves no rank behind
+    except BaseException as error:
         _kill(actors, started)
-        raise ClusterError(f"the trainer did not start: {error}") from error
+        if isinstance(error, TrainerError):
+            raise ClusterError(f"the trainer did not start: {error}") from error
+        raise
     return started
 
 
-async def _together(refs: Sequence[Any]) -> list[Any]:
+async def _together(refs: Sequence[Any], *, grace_s: float = GRACE_S) -> list[Any]:
     """All ranks' answers in order.
 
-    Raises TrainerError when a call failed on all ranks alike, which then are where they were; RankLost when a rank is gone, or
-    failed alone and left the others waiting for it.
+    Raises TrainerError when a call failed on all ranks alike, which then are where they were; TrainerLost when a rank is gone,
+    or failed alone and left the others waiting for it.
     """
     tasks = [asyncio.ensure_future(call("trainer", ref)) for ref in refs]
     waiting: set[asyncio.Future[Any]] = set(tasks)
     failed = ""
     while waiting:
         done, waiting = await asyncio.wait(
-            waiting, timeout=GRACE_S if failed else None, return_when=asyncio.FIRST_COMPLETED
+            waiting, timeout=grace_s if failed else None, return_when=asyncio.FIRST_COMPLETED
         )
         if not done:
-            raise RankLost(f"{failed}; {len(waiting)} other ranks wait for it")
+            raise TrainerLost(f"{failed}; {len(waiting)} other ranks wait for it")
         for rank, task in enumerate(tasks):
             if task in done and isinstance(outcome := task.result(), Failure):
                 text = f"training rank {rank} {outcome.kind}: {outcome.detail}"
                 if outcome.kind == "lost":
-                    raise RankLost(text)
+                    raise TrainerLost(text)
                 failed = failed or text
     if failed:
         raise TrainerError(failed)

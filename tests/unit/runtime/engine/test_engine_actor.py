@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import engine_cases as cases
 import numpy as np
 import pytest
+import ray
 import torch
 
 from rollart.config.schema import EngineConfig, ScratchModel
-from rollart.core.types import Generation, RequestId, Version
+from rollart.core.types import Failure, Generation, RequestId, Version
 from rollart.runtime.engine.actor import PIECE_BYTES, EngineActor, _pieces
 from rollart.runtime.models import build_model, hf_config, named_weights
 from rollart.runtime.weights import fingerprint, manifest, pack
@@ -81,3 +82,26 @@ def test_weights_are_laid_out_in_pieces() -> None:
     tensors = {str(n): quarter for n in range(6)} | {"large": torch.empty(PIECE_BYTES), "last": torch.empty(1)}
     pieces = list(_pieces(tensors))
     assert [list(piece) for piece in pieces] == [["0", "1", "2", "3"], ["4", "5"], ["large"], ["last"]]
+
+
+class Gone:
+    """What stands for a bucket whose owner died."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from asyncio.sleep(0).__await__()
+        raise ray.exceptions.OwnerDiedError("00ab", b"", "")
+
+
+def test_a_version_whose_bytes_are_gone_is_a_failure_of_the_store_and_the_held_one_can_still_be_applied() -> None:
+    async def main() -> None:
+        actor = EngineActor(MODEL, VOCAB, EngineConfig(max_live=4, kv_tokens=64))
+        tensors = named_weights(build_model(hf_config(MODEL, VOCAB), seed=0))
+        index, buckets = pack(tensors, 1000)
+        assert await actor.prefetch(manifest(0, index, buckets, fingerprint(tensors))) is None
+        why = await actor.prefetch(manifest(1, index, [*buckets[:-1], Gone()], "never seen"))
+        assert isinstance(why, Failure)
+        assert (why.where, why.kind, why.retryable) == ("store", "missing", True)
+        assert "version 1" in why.detail
+        assert await _applied(actor, 0) == fingerprint(tensors)
+
+    asyncio.run(main())

@@ -125,3 +125,22 @@ def test_context_of_a_pretrained_model_is_read_from_its_folder(tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
     assert max_context(model) == 2048
     assert max_context(ScratchModel(max_positions=64)) == 64
+
+
+def test_the_digest_of_the_data_is_another_one_when_the_instances_are() -> None:
+    """Field case 34: the part of the task: a changed environment, scorer or set of problems is another data set, and what does
+    not change the problems is not."""
+    same = [RANDOM_LAKES, RANDOM_LAKES.model_copy(update={"max_turns": 9, "ratio": 3.0, "success_at": 0.5})]
+    others = [
+        task("frozen_lake", env={"map": "random", "slippery": True}, size=200, held_out=0.25),
+        task("frozen_lake", env={"map": "random"}, size=199, held_out=0.25),
+        task(
+            "frozen_lake", env={"map": "random"}, size=200, held_out=0.25,
+            scorer={"kind": "python", "entry": "package.module:score"},
+        ),
+    ]  # fmt: skip
+    assert len({instances("lakes", one).data for one in same}) == 1
+    assert len({instances("lakes", one).data for one in [*same, *others]}) == 4
+    config = RunConfig(tasks={"lakes": RANDOM_LAKES})
+    [spec] = task_specs(config, build_tokenizer(CharsTokenizer()))
+    assert spec.data == instances("lakes", RANDOM_LAKES).data

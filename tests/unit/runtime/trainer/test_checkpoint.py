@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,3 +95,38 @@ def test_a_checkpoint_that_cannot_be_written_is_a_store_error(tmp_path: Path) ->
     (tmp_path / "file").write_text("in the way")
     with trainer_rank() as rank, pytest.raises(StoreError, match="cannot write"):
         rank.checkpoint(str(tmp_path / "file" / "trainer.safetensors"), "save")
+
+
+@contextmanager
+def files_no_larger_than(n_bytes: int) -> Iterator[None]:
+    """Writes beyond that fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_was_there_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.safetensors"
+    with trainer_rank() as rank:
+        rank.checkpoint(str(path), "save")
+        whole = path.read_bytes()
+        train_step(rank, random_samples(4))
+        with files_no_larger_than(1000), pytest.raises(StoreError, match=r"cannot write .*trainer.safetensors: .*"):
+            rank.checkpoint(str(path), "save")
+    assert path.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_save_left_is_never_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.safetensors"
+    beside = tmp_path / "trainer.safetensors.partial"
+    beside.write_bytes(b"half")
+    with trainer_rank() as rank:
+        with pytest.raises(StoreError, match="cannot read"):
+            rank.checkpoint(str(path), "load")
+        rank.checkpoint(str(path), "save")
+        rank.checkpoint(str(path), "load")
+    assert list(tmp_path.iterdir()) == [path]

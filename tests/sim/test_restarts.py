@@ -1,0 +1,138 @@
+"""Workers of every role are lost in the middle of a run, and the run goes on: nothing complete is lost or trained twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rollart.core.errors import RunFailed
+from rollart.sim.disk import SimCheckpoints, SimDisk
+from rollart.sim.engine import EngineModel
+from rollart.sim.trainer import TrainerCall, TrainerMishap, TrainerModel
+from rollart.sim.world import SimCluster
+from simruns import Row, Script, SimRun, a_config, a_task, check, random_env, simulate
+
+
+def a_run(
+    script: Script | None = None,
+    *,
+    every: int = 3,
+    trainer: TrainerModel | None = None,
+    steps: int = 10,
+    **sections: Any,
+) -> SimRun:
+    tasks = [a_task("a"), a_task("b")]
+    config = a_config(
+        tasks, schedule={"steps": steps, "max_staleness": 1}, checkpoint={"every": every}, engines=2,
+        envs={"hosts": 2}, **sections,
+    )  # fmt: skip
+    disk = SimDisk()
+    cluster = SimCluster(
+        engine=EngineModel(token_s=0.1, prefetch_s=0.5), env=random_env(), disk=disk, start_s=lambda role, nth: 4.0,
+        trainer=trainer or TrainerModel(finish_s=2.0, publish_s=0.2, save_s=0.5, load_s=0.5),
+    )  # fmt: skip
+    return simulate(config, tasks, cluster, script=script, checkpoints=SimCheckpoints(disk))
+
+
+def test_lost_workers_of_every_role_are_replaced_and_the_run_keeps_its_promises() -> None:
+    async def script(cluster: SimCluster, rows: list[Row]) -> None:
+        await asyncio.sleep(15.0)
+        cluster.lose_engine(0)
+        await asyncio.sleep(4.0)
+        cluster.lose_host(0)
+        await asyncio.sleep(4.0)
+        cluster.lose_trainer()
+
+    sim = a_run(script)
+    check(sim)
+    assert [row["engine"] for row in sim.of("engine_joined")] == ["engine-0", "engine-1", "engine-2"]
+    assert [row["host"] for row in sim.of("host_joined")] == ["host-0", "host-1", "host-2"]
+    assert len(sim.of("trainer_lost")) == len(sim.of("trainer_restarted")) == 1
+    assert len(sim.cluster.released) == sim.cluster._leases
+
+
+def test_all_engines_and_all_hosts_die_at_once_and_come_back() -> None:
+    async def script(cluster: SimCluster, rows: list[Row]) -> None:
+        await asyncio.sleep(15.0)
+        for index in (0, 1):
+            cluster.lose_engine(index)
+            cluster.lose_host(index)
+
+    sim = a_run(script)
+    check(sim)
+    assert len(sim.of("engine_joined")) == len(sim.of("host_joined")) == 4
+
+
+@pytest.mark.parametrize("call", ["begin", "accumulate", "finish", "publish", "save"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_trainer_that_dies_in_any_call_comes_back_to_where_it_was(call: TrainerCall, every: int) -> None:
+    """The weights after the last step are those of a run in which nobody died: the same samples, in order, once each."""
+
+    def fault(trainer: str, made: TrainerCall, nth: int) -> TrainerMishap | None:
+        return "lost" if (trainer, made, nth) == ("trainer-0", call, 2) else None
+
+    sim = a_run(every=every, trainer=TrainerModel(finish_s=2.0, publish_s=0.2, save_s=0.5, load_s=0.5, fault=fault))
+    check(sim)
+    (restarted,) = sim.of("trainer_restarted")
+    assert 0 <= restarted["steps"] <= every
+    assert len(sim.cluster.trainers) == 2
+    assert [row["version"] for row in sim.of("published")] == list(range(12))
+    (again,) = [row for row in sim.of("published") if "again" in row]
+    assert again["again"] == again["version"] - 1
+    learned = Counter(sample.traj for batch in sim.cluster.trainers[-1].batches for sample in batch)
+    assert set(learned.values()) == {1}
+    assert len(learned) == 160
+
+
+def test_a_trainer_that_is_lost_while_nobody_calls_it_is_replaced_before_its_weights_are_missed() -> None:
+    tasks = [a_task()]
+    disk = SimDisk()
+    config = a_config(tasks, schedule={"steps": 4, "max_staleness": 0})
+    cluster = SimCluster(
+        engine=EngineModel(token_s=0.1, prefetch_s=1.0),
+        env=random_env(),
+        disk=disk,
+        trainer=TrainerModel(bytes_die=True),
+    )
+
+    async def script(cluster: SimCluster, rows: list[Row]) -> None:
+        for _ in range(1000):
+            if any(row["kind"] == "published" and row["version"] == 2 for row in rows):
+                break
+            await asyncio.sleep(0.1)
+        cluster.lose_trainer()
+
+    sim = simulate(config, tasks, cluster, script=script, checkpoints=SimCheckpoints(disk))
+    check(sim)
+    assert len(sim.cluster.trainers) == 2
+    assert sim.of("engine_lost") == []
+
+
+def test_without_checkpoints_a_lost_trainer_ends_the_run_and_says_why() -> None:
+    tasks = [a_task()]
+
+    async def script(cluster: SimCluster, rows: list[Row]) -> None:
+        await asyncio.sleep(10.0)
+        cluster.lose_trainer("out of memory")
+
+    cluster = SimCluster(engine=EngineModel(token_s=0.1), env=random_env(), trainer=TrainerModel(finish_s=2.0))
+    sim = simulate(a_config(tasks), tasks, cluster, script=script)
+    assert isinstance(sim.error, RunFailed)
+    assert "no checkpoint" in str(sim.error)
+    assert str(sim.error).endswith("trainer lost: out of memory")
+
+
+def test_workers_that_die_faster_than_steps_are_trained_end_the_run_with_their_cause() -> None:
+    """Field case 2: restarts are not for ever."""
+
+    def fault(trainer: str, made: TrainerCall, nth: int) -> TrainerMishap | None:
+        return "lost" if made == "finish" else None
+
+    sim = a_run(trainer=TrainerModel(finish_s=1.0, fault=fault), failure={"restarts": 3})
+    assert isinstance(sim.error, RunFailed)
+    assert "role train was lost 4 times with no step trained (failure.restarts=3)" in str(sim.error)
+    assert len(sim.cluster.trainers) == 4
+    assert sim.tasks_left == []
