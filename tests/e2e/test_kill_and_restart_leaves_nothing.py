@@ -27,7 +27,7 @@ from rollart.runtime.reap import labelled
 class Host:
     def spawn(self):
         daemon = "import os, time\\nif os.fork(): os._exit(0)\\nos.setsid()\\nif os.fork(): os._exit(0)\\n"
-        daemon += "os.write(1, str(os.getpid()).encode())\\nos.close(1)\\ntime.sleep(120)"
+        daemon += "os.write(1, str(os.getpid()).encode())\\nos.close(1)\\nos.close(2)\\ntime.sleep(120)"
         return int(subprocess.run([sys.executable, "-c", daemon], stdout=subprocess.PIPE, check=True).stdout)
 
 folder, ending = Path(sys.argv[1]), sys.argv[2]

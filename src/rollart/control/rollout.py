@@ -122,7 +122,19 @@ class Rollout:
 
     def unfinished(self) -> list[Mapping[str, object]]:
         """Of each attempt that lives: the fields of the event that ends it if this incarnation of the run ends now."""
-        return [running.rolled_back() for running in self._live.values() if not running.over]
+        return [running.cut("rolled_back") for running in self._live.values() if not running.over]
+
+    def give_up(self, reason: DropReason) -> int:
+        """End attempts that do not come to an end by themselves; their tasks are then to be cancelled. Returns the tokens
+        of the trained ones."""
+        tokens = 0
+        for running in self._live.values():
+            if not running.over:
+                fields = running.cut(running.who.stop or reason)
+                self.record(ENDED, **fields)
+                running.over = True
+                tokens += running.n_sampled if running.who.instance.purpose == "train" else 0
+        return tokens
 
     async def quiet(self) -> None:
         """Wait until no attempt lives."""
@@ -186,12 +198,18 @@ class _Running:
         self.over = True
         return trajectory
 
-    def rolled_back(self) -> Mapping[str, object]:
+    def cut(self, reason: DropReason) -> Mapping[str, object]:
         """How it ends if nobody goes on with it: with what it has delivered so far."""
-        parts = self.shared.fleet.parts(self.who.key)
-        segments = (*self.segments[:-1], self.segments[-1].extended(*parts))
-        trajectory = self._trajectory(_End("aborted", "rolled_back"), segments)
+        trajectory = self._trajectory(_End("aborted", reason), self._delivered)
         return {"traj": self.who.key[0], "attempt": self.who.attempt, **_fields(trajectory)}
+
+    @property
+    def _delivered(self) -> tuple[Segment, ...]:
+        return (*self.segments[:-1], self.segments[-1].extended(*self.shared.fleet.parts(self.who.key)))
+
+    @property
+    def n_sampled(self) -> int:
+        return sum(segment.n_sampled for segment in self._delivered)
 
     # --- the environment's side ----------------------------------------------------------------------------------
 

@@ -353,6 +353,7 @@ class _Run:
             )  # fmt: skip
         except WaitExpired as expired:
             self.record("advisory", code="attempts_left", text=str(expired))
+            self.parts.ledger.drop("in_flight", "redundant", self.parts.rollout.give_up("redundant"))
         self.parts.training.close_books()
         for task in (*self._attempts, *self._daemons):
             task.cancel()

@@ -70,6 +70,7 @@ class Wired:
         schedule, limits = config.schedule, config.deadlines
         sampling = {spec.name: _sampling(config, spec.stop_ids) for spec in world.tasks}
         self.seat = ports.trainer
+        keeps = world.checkpoints is not None and config.checkpoint.every > 0
         self.ledger = ledger = Ledger()
         self.fleet = fleet = Fleet(record, waits, ledger, seed=config.seed, spawn=spawn, on_lost=engine_lost)
         mix = Mix(shares(world), schedule.groups_per_batch)
@@ -98,7 +99,7 @@ class Wired:
         )  # fmt: skip
         self.recovery = Recovery(
             record, waits, elastic, self.seat, self.weights, self.buffer, train_s=limits.train_s,
-            optimise=lambda batch: self.training.optimise(batch), enabled=world.checkpoints is not None and config.checkpoint.every > 0,
+            optimise=lambda batch: self.training.optimise(batch), enabled=keeps,
         )  # fmt: skip
         self.training = Training(
             record, waits, ledger, self.buffer, fleet, self.weights, self.recovery, after_step=after_step,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rollart.observe.audit_record import Record
-from rollart.observe.audit_versions import VERSION_PROMISES
+from rollart.observe.audit_versions import VERSION_PROMISES, continued
 from rollart.sched.mixing import Mix
 from rollart.sched.staleness import Lineage
 

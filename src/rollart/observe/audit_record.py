@@ -62,6 +62,10 @@ class Record:
     def started(self) -> Row:
         return self.of("run_started")[0]
 
+    def last_said(self, name: str) -> Any:
+        """A number of the schedule as it was at last: whoever resumes a run may change it."""
+        return next((row[name] for row in reversed(self.of("resumed")) if name in row), self.started[name])
+
     @cached_property
     def members(self) -> dict[str, list[Row]]:
         """Group -> the scored attempts that completed it."""

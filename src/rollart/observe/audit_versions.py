@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from rollart.observe.audit_record import Record
+from rollart.observe.audit_record import Record, Row
 from rollart.sched.staleness import Lineage
 
 
@@ -97,8 +97,10 @@ def routes_are_useful(record: Record) -> Iterator[str]:
     needed = 0
     for row in record.rows:
         kind = row["kind"]
-        if kind == "published" and "again" in row:
-            lineage = lineage.again(row["again"], row["version"])
+        if kind == "published":
+            lineage = continued(lineage, row)
+        elif kind == "resumed":
+            bound = row.get("max_staleness", bound)
         elif kind == "applied":
             served[row["engine"]] = row["version"]
         elif kind == "batch_released":
@@ -114,6 +116,14 @@ def routes_are_useful(record: Record) -> Iterator[str]:
                     f"routes: {attempt[0]}#{attempt[1]} goes to {row['engine']} at version {version}; it has tokens of "
                     f"{newest.get(attempt)}, and {needed} batches are needed behind what is trained next"
                 )
+
+
+def continued(lineage: Lineage, published: Row) -> Lineage:
+    """The lineage after a publish. A run that begins anew publishes its first weights above all earlier numbers."""
+    if "again" in published:
+        return lineage.again(published["again"], published["version"])
+    begins = published["step"] < 0 and not lineage.jumps and published["version"] > 0
+    return lineage.again(0, published["version"]) if begins else lineage
 
 
 VERSION_PROMISES: tuple[Callable[[Record], Iterator[str]], ...] = (

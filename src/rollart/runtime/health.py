@@ -5,16 +5,19 @@ second and no more; a standstill is told with the place where it was seen, never
 no time is told as that, not as a call that blocks; at most one advisory per report.
 
 One call that computes or waits inside the loop delays every trajectory, engine and deadline at once, and nothing else
-shows it. Where the call keeps the interpreter's lock, the thread sees the loop only when the call returns: what is named
-then is the line that made the call, or the one after it.
+shows it. A call that keeps the interpreter's lock all the while (`json.dumps` of much) keeps the watching thread from
+looking as well; `faulthandler`, whose watchdog needs no lock, has written the stack down by then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import linecache
 import math
+import re
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -39,7 +42,7 @@ MAX_LOOKS = 100
 """Looks that are kept of one standstill: the place is known after a few."""
 BUSY_SHARE = 0.5
 """Share of a standstill that a thread must have computed for to be called computing."""
-MACHINERY = ("asyncio", "selectors", "contextlib", "concurrent", "runpy")
+MACHINERY = frozenset({"asyncio", "selectors", "contextlib", "concurrent", "runpy"})
 """Modules that only call what others wrote."""
 MAX_CODE_CHARS = 80
 """Of the source line that an advisory shows."""
@@ -144,6 +147,7 @@ class _Health:
         self._since_s = loop.time()
         self._told_s = -math.inf
         self._untold: list[Standstill] = []
+        self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._cpu_s = (0.0, 0.0)
 
     def start(self) -> None:
@@ -160,11 +164,15 @@ class _Health:
         # a block that ends with the watched code has delayed a beat that now never comes
         self._measure(self._loop.time())
         self._handle = None
+        faulthandler.cancel_dump_traceback_later()
+        self._dump.close()
         self._ended.set()
         self._report(self._loop.time())
         self._advise(self._loop.time(), last=True)
 
     def _next(self) -> None:
+        self._dump.seek(0)
+        self._dump.truncate()
         self._cpu_s = (time.thread_time(), time.process_time())
         due_s = self._loop.time() + BEAT_S
         with self._lock:
@@ -172,6 +180,7 @@ class _Health:
             self._shared.beat += 1
             self._shared.looks.clear()
             self._shared.watch_late_s = 0.0
+        faulthandler.dump_traceback_later(BEAT_S + LIMIT_S, file=self._dump)
         self._due_s = due_s
         self._handle = self._loop.call_at(due_s, self._beat)
 
@@ -190,12 +199,20 @@ class _Health:
             return
         with self._lock:
             looks, late = tuple(self._shared.looks), self._shared.watch_late_s
+        if not any(look.place for look in looks):
+            looks = self._written_down() or looks
         self._untold.append(
             Standstill(
                 waited_s=lag, loop_cpu_s=time.thread_time() - self._cpu_s[0],
                 process_cpu_s=time.process_time() - self._cpu_s[1], watch_late_s=late, looks=looks,
             )
         )  # fmt: skip
+
+    def _written_down(self) -> tuple[Look, ...]:
+        self._dump.seek(0)
+        text = self._dump.read().decode("utf-8", "replace")
+        place = place_of(dumped_stack(text, self._shared.thread))
+        return (Look(place, False),) if place else ()
 
     def _report(self, now: float) -> None:
         lags = sorted(self._lags)
@@ -243,7 +260,7 @@ def _look(thread: int, native: int) -> Look | None:
     frame = sys._current_frames().get(thread)
     if frame is None:
         return None
-    return Look(place_of(frame), _runnable(native))
+    return Look(place_of(live_stack(frame)), _runnable(native))
 
 
 def _runnable(native: int) -> bool:
@@ -253,40 +270,57 @@ def _runnable(native: int) -> bool:
     return False
 
 
-def place_of(frame: FrameType) -> str:
+class Spot(NamedTuple):
+    """One call of a stack."""
+
+    path: str
+    """As it is imported, so that the record is the same on every machine."""
+    line: int
+    function: str
+    file: str
+
+    @property
+    def package(self) -> str:
+        return self.path.partition("/")[0].removesuffix(".py")
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} in {self.function}"
+
+
+def place_of(stack: Sequence[Spot]) -> str:
     """`file:line in function: source line`, and by whom in this package it was called where that is not the same.
 
-    Empty where the stack holds nothing but the loop's own machinery.
+    `stack`: the innermost call first. Empty where it holds nothing but the loop's own machinery.
     """
-    stack: list[FrameType] = []
-    at: FrameType | None = frame
-    while at is not None:
-        stack.append(at)
-        at = at.f_back
-    inner = next((one for one in stack if not _is_machinery(one)), None)
-    if inner is None or _waits(stack):
+    inner = next((spot for spot in stack if spot.package not in MACHINERY), None)
+    # in the loop's own wait for whatever comes next, or between two callbacks
+    if inner is None or stack[0].package == "selectors" or stack[0].function.endswith("_run_once"):
         return ""
-    ours = next((one for one in stack if _module(one).partition(".")[0] == "rollart"), None)
-    code = linecache.getline(inner.f_code.co_filename, inner.f_lineno).strip()[:MAX_CODE_CHARS]
-    where = _where(inner) + (f": `{code}`" if code else "")
-    return where if ours is None or ours is inner else f"{where} (called by {_where(ours)})"
+    ours = next((spot for spot in stack if spot.package == "rollart"), None)
+    code = linecache.getline(inner.file, inner.line).strip()[:MAX_CODE_CHARS]
+    where = f"{inner}: `{code}`" if code else str(inner)
+    return where if ours is None or ours is inner else f"{where} (called by {ours})"
 
 
-def _waits(stack: Sequence[FrameType]) -> bool:
-    """In the loop's own wait for whatever comes next."""
-    return _module(stack[0]) == "selectors" or stack[0].f_code.co_name == "_run_once"
+def live_stack(frame: FrameType | None) -> list[Spot]:
+    """The calls from `frame` outwards."""
+    stack: list[Spot] = []
+    while frame is not None:
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        depth = len(module.split(".")) + (Path(code.co_filename).stem == "__init__")
+        path = "/".join(Path(code.co_filename).parts[-depth:])
+        stack.append(Spot(path, frame.f_lineno, code.co_qualname, code.co_filename))
+        frame = frame.f_back
+    return stack
 
 
-def _is_machinery(frame: FrameType) -> bool:
-    return _module(frame).partition(".")[0] in MACHINERY
+def dumped_stack(text: str, thread: int) -> list[Spot]:
+    """The calls of a thread in what `faulthandler` wrote."""
+    _, _, rest = text.partition(f"0x{thread:016x} ")
+    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', rest.partition("\n\n")[0], re.MULTILINE)
+    return [Spot(_imported(file), int(line), function, file) for file, line, function in found]
 
 
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _where(frame: FrameType) -> str:
-    """The file as it is imported, so that the record is the same on every machine."""
-    path, parts = Path(frame.f_code.co_filename), _module(frame).split(".")
-    depth = len(parts) + (path.stem == "__init__")
-    return f"{'/'.join(path.parts[-depth:])}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+def _imported(file: str) -> str:
+    bases = [base for base in sys.path if base and file.startswith(base.rstrip("/") + "/")]
+    return file[len(max(bases, key=len).rstrip("/")) + 1 :] if bases else Path(file).name

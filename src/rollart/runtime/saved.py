@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rollart.config.schema import PretrainedModel, ScratchModel
-from rollart.core.errors import StoreError, TrainerError
+from rollart.core.errors import StoreError, TrainerError, TrainerLost
 from rollart.core.types import Manifest, Sample, Version
 from rollart.runtime.actors import fetch
 from rollart.runtime.models import hf_config
@@ -30,11 +30,15 @@ WEIGHTS = "model.safetensors"
 async def save_model(
     run_dir: Path, model: ScratchModel | PretrainedModel, vocab_size: int, published: Manifest
 ) -> Path:
-    """Write a published version to `run_dir/model`; returns the folder. Raises StoreError."""
+    """Write a published version to `run_dir/model`; returns the folder. Raises StoreError, and TrainerLost when its bytes are
+    gone, so that they must be published again."""
     location = published.location
     if not isinstance(location, BucketLocation):
         raise StoreError(f"version {published.version} is at {type(location).__name__}; it cannot be saved from there")
-    buckets = [await fetch(handle) for handle in location.handles]
+    try:
+        buckets = [await fetch(handle) for handle in location.handles]
+    except StoreError as error:
+        raise TrainerLost(f"version {published.version} went with the trainer that published it: {error}") from error
     tensors = unpack(location.index, buckets)
     return await asyncio.to_thread(_write, run_dir, model, vocab_size, tensors, published.version)
 

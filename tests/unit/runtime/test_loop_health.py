@@ -46,6 +46,13 @@ def encodes_in_the_loop() -> None:
         json.dumps(rows, indent=1)
 
 
+def keeps_the_lock_in_the_loop() -> None:
+    json.dumps(NUMBERS)
+
+
+NUMBERS = [1.5] * 3_000_000
+
+
 def block_with(blocker: Any, *, beats: float = 2.5) -> list[dict[str, Any]]:
     async def run() -> list[dict[str, Any]]:
         events, record = recorded()
@@ -70,6 +77,11 @@ def test_the_call_that_blocks_the_loop_is_named(blocker: Any) -> None:
 def test_a_library_that_blocks_is_named() -> None:
     (text,) = advisories(block_with(encodes_in_the_loop))
     assert "json/encoder.py" in text or "in encodes_in_the_loop" in text
+
+
+def test_a_call_that_keeps_the_interpreters_lock_is_named() -> None:
+    (text,) = advisories(block_with(keeps_the_lock_in_the_loop))
+    assert "json/encoder.py" in text or "in keeps_the_lock_in_the_loop" in text
 
 
 def test_a_block_that_lasts_to_the_end_is_told() -> None:
