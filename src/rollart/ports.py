@@ -8,6 +8,7 @@ are absolute seconds of `asyncio.get_running_loop().time()`; every method may be
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -203,5 +204,7 @@ class World:
     """None: nothing is kept, and a trainer that is lost ends the run."""
     resumed: Resumed | None = None
     """Set: go on from there."""
+    beside: Callable[[Recorder], AbstractAsyncContextManager[None]] | None = None
+    """Goes on beside the run and has its record: watches over the loop's health."""
     conclude: Callable[[Manifest], Awaitable[None]] | None = None
     """Runs once after the last step with the last published version: keep the model."""

@@ -9,7 +9,7 @@ import difflib
 import fcntl
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,8 +30,11 @@ def folder_of(resolved: Resolved) -> Path:
     return Path(resolved.config.output_dir).expanduser() / resolved.config.name
 
 
-def claim(folder: Path, *, overwrite: bool) -> None:
-    """Make sure that a new run can have `folder`. Raises ConfigError with the ways out when it is taken."""
+def claim(folder: Path, *, overwrite: bool, end_earlier: Callable[[Path], object]) -> None:
+    """Make sure that a new run can have `folder`. Raises ConfigError with the ways out when it is taken.
+
+    end_earlier: ends the processes that the run in a folder has left; their record goes with the folder.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not overwrite:
@@ -44,6 +47,7 @@ def claim(folder: Path, *, overwrite: bool) -> None:
         )
     if in_use(folder):
         raise ConfigError(f"{folder} belongs to a run that is alive; end it first, or use name=NAME")
+    end_earlier(folder)
     shutil.rmtree(folder)
 
 

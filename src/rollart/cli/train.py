@@ -20,6 +20,6 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
     resolved = configured.resolved_from(arguments)
     extras.require(resolved.config)
     folder = folders.folder_of(resolved)
-    folders.claim(folder, overwrite=arguments.overwrite)
+    folders.claim(folder, overwrite=arguments.overwrite, end_earlier=work.end_earlier)
     with folders.told_how_to_resume(folder):
         return work.train(resolved, plain=arguments.plain)

@@ -48,6 +48,8 @@ class Work:
     report: Callable[[Path], Path]
     """Write the report of a run; returns its path."""
     resume_check: ResumeCheck
+    end_earlier: Callable[[Path], object] = lambda folder: None
+    """End the processes that the run in a folder has left."""
 
 
 def _train(resolved: Resolved, *, plain: bool) -> int:
@@ -80,4 +82,17 @@ def _resume_check(resolved: Resolved, *, steps: int, say: Callable[[str], None])
     return resume_check.check(resolved, steps=steps, say=say)
 
 
-REAL = Work(train=_train, resume=_resume, evaluate=_evaluate, report=_report, resume_check=_resume_check)
+def _end_earlier(folder: Path) -> object:
+    from rollart.runtime import reap
+
+    return reap.end_earlier(folder)
+
+
+REAL = Work(
+    train=_train,
+    resume=_resume,
+    evaluate=_evaluate,
+    report=_report,
+    resume_check=_resume_check,
+    end_earlier=_end_earlier,
+)

@@ -62,16 +62,15 @@ class Evaluator:
         self._weights.pin(version)
         self.under_way = (name, version)
         try:
-            scores = list(
-                await asyncio.gather(
-                    *(
-                        self._score(name, version, spec, split, mode, episodes)
-                        for spec in tasks.values()
-                        for split in splits(spec)
-                        for mode in modes
-                    )
-                )
-            )
+            # task groups and not `gather`, which at shutdown leaves before all that it started have ended
+            async with asyncio.TaskGroup() as group:
+                scoring = [
+                    group.create_task(self._score(name, version, spec, split, mode, episodes))
+                    for spec in tasks.values()
+                    for split in splits(spec)
+                    for mode in modes
+                ]
+            scores = [task.result() for task in scoring]
         finally:
             self._weights.unpin(version)
             self.under_way = None
@@ -83,8 +82,9 @@ class Evaluator:
     ) -> Score:
         self.ordinal += 1
         wanted = evaluation(spec, split, ordinal=self.ordinal, episodes=episodes)
-        ended = await asyncio.gather(*(self._episode(instance, member, version, mode) for instance, member in wanted))
-        rewards = [trajectory.reward for trajectory in ended if trajectory.reward is not None]
+        async with asyncio.TaskGroup() as group:
+            ended = [group.create_task(self._episode(instance, member, version, mode)) for instance, member in wanted]
+        rewards = [reward for task in ended if (reward := task.result().reward) is not None]
         n = max(1, len(rewards))
         score = Score(
             task=spec.name, split=split, mode=mode, episodes=len(rewards),

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -86,8 +87,9 @@ async def _recorded(config: RunConfig, world: World, job: Callable[[_Run], Await
         record, waits, world.cluster, start_s=limits.start_s, restarts=Restarts(config.failure.restarts)
     )  # fmt: skip
     try:
-        ports = await start(config, world, elastic)
-        result = await _supervised(config, world, record, waits, elastic, ports, job)
+        async with world.beside(record) if world.beside is not None else nullcontext():
+            ports = await start(config, world, elastic)
+            result = await _supervised(config, world, record, waits, elastic, ports, job)
     except BaseException as error:  # boundary: every end is in the record, that of a bug too
         status = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
         record("run_finished", status=status, why=str(error) or type(error).__name__)
@@ -354,6 +356,14 @@ class _Run:
         except WaitExpired as expired:
             self.record("advisory", code="attempts_left", text=str(expired))
             self.parts.ledger.drop("in_flight", "redundant", self.parts.rollout.give_up("redundant"))
+        self._give_up_engines()
         self.parts.training.close_books()
         for task in (*self._attempts, *self._daemons):
             task.cancel()
+
+    def _give_up_engines(self) -> None:
+        """Those that sample on although they were told to stop: what they have is nobody's any more."""
+        why = failure("engine", "timeout", "it did not stop sampling when the run ended")
+        for engine, book in self.parts.fleet.books().items():
+            if any(live.n_tokens for live in book.live.values()):
+                self.parts.fleet.lost(engine, why)

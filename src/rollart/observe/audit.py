@@ -232,11 +232,10 @@ def staleness_bounded(record: Record) -> Iterator[str]:
     bound = record.started["max_staleness"]
     for row in record.rows:
         if row["kind"] == "published":
-            if "again" in row:
-                lineage = lineage.again(row["again"], row["version"])
-            elif served < 0 < row["version"]:  # the first weights of a run that began anew, above what was used up
-                lineage = lineage.again(0, row["version"])
+            lineage = continued(lineage, row)
             served = row["version"]
+        elif row["kind"] == "resumed":
+            bound = row.get("max_staleness", bound)
         elif row["kind"] == "batch_released":
             at = lineage.batches(row["version"])
             if row["version"] != served or at != row["step"]:

@@ -199,6 +199,8 @@ class _Health:
             return
         with self._lock:
             looks, late = tuple(self._shared.looks), self._shared.watch_late_s
+        if not looks:
+            late = lag  # the watching thread has not come to look at all
         if not any(look.place for look in looks):
             looks = self._written_down() or looks
         self._untold.append(
@@ -218,7 +220,9 @@ class _Health:
         lags = sorted(self._lags)
         if lags:
             p99 = lags[math.ceil(0.99 * len(lags)) - 1]
-            self._record("loop_lag", worst_s=lags[-1], p99_s=p99, seconds=now - self._since_s)
+            self._record(
+                "loop_lag", worst_s=round(lags[-1], 6), p99_s=round(p99, 6), seconds=round(now - self._since_s, 3)
+            )
         self._lags, self._since_s = [], now
 
     def _advise(self, now: float, *, last: bool = False) -> None:

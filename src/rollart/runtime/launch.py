@@ -22,6 +22,7 @@ from rollart.core.events import Recorder
 from rollart.core.types import Failure, Manifest, TaskSpec, Version
 from rollart.observe.display import Display, print_scores, print_summary
 from rollart.ports import Trainer, World
+from rollart.runtime import health, reap, room
 from rollart.runtime.actors import Actors, InlineActors, RayActors, start_ray, stop_ray
 from rollart.runtime.checkpoints import DiskCheckpoints
 from rollart.runtime.cluster import LocalCluster
@@ -60,13 +61,15 @@ def resume(run_dir: Path, resolved: Resolved, *, plain: bool) -> int:
 def _go(config: RunConfig, folder: Path, start: Start, *, plain: bool) -> None:
     """Wire the world of this machine and run control in it."""
     with ExitStack() as stack:
+        room.require(config)
+        label = stack.enter_context(reap.labelled(folder))
         tokenizer = build_tokenizer(config.tokenizer)
         specs = _specs(config, tokenizer)
         display = Display(plain=plain)
         stack.callback(display.close)
         stack.enter_context(results(folder))
         records = open_records(folder, config, start, tokenizer, display, stack)
-        actors = stack.enter_context(_actors(config, f"rollart-{config.name}"))
+        actors = stack.enter_context(_actors(config, f"rollart-{config.name}", label))
         cluster = LocalCluster(
             config, tokenizer.vocab_size, actors, lambda: start_trainer(config, tokenizer.vocab_size, actors),
             first_engine=start.first_engine, first_host=start.first_host,
@@ -76,7 +79,8 @@ def _go(config: RunConfig, folder: Path, start: Start, *, plain: bool) -> None:
         world = World(
             name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=specs, sinks=records.sinks,
             keep=records.keep, prepare=_Preparing(config, specs, tokenizer), checkpoints=checkpoints,
-            resumed=start.resumed, conclude=_Keeping(config, folder, tokenizer.vocab_size),
+            resumed=start.resumed, beside=health.watched,
+            conclude=_Keeping(config, folder, tokenizer.vocab_size),
         )  # fmt: skip
         spare_the_loop()
         asyncio.run(control.run(config, world))
@@ -96,7 +100,8 @@ def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> 
         )
         for spec in _specs(config, tokenizer)
     ]
-    with _actors(config, f"rollart-eval-{config.name}") as actors:
+    room.require(config)
+    with reap.labelled(run_dir, guest=True) as label, _actors(config, f"rollart-eval-{config.name}", label) as actors:
         saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes, put=actors.put)
         scores = asyncio.run(_score(config, tokenizer, specs, actors, saved, version, greedy=greedy))
     known = {name: sum(one.split == "train" for one in ones) for name, ones in drawn.items()}
@@ -129,13 +134,13 @@ def _specs(config: RunConfig, tokenizer: Tokenizer) -> tuple[TaskSpec, ...]:
 
 
 @contextmanager
-def _actors(config: RunConfig, namespace: str) -> Iterator[Actors]:
+def _actors(config: RunConfig, namespace: str, label: reap.Label) -> Iterator[Actors]:
     """Where actors live, in the configured world, for as long as the run does."""
     if isinstance(config.world, InlineWorld):
         yield InlineActors()
         return
     try:
-        start_ray(config.world, namespace=namespace)
+        start_ray(config.world, namespace=namespace, label=label)
         yield RayActors()
     finally:
         stop_ray()

@@ -23,17 +23,13 @@ CANCELLED_TIMERS_KEPT = 512
 
 
 class _Timer(asyncio.TimerHandle):
-    """A timer that breaks ties by the order in which it was set; stock asyncio leaves that to the heap's whims."""
-
-    __slots__ = ("seq",)
-    seq: int
+    __slots__ = ()
     _scheduled: bool
     """In the heap and wanted: neither due nor cancelled yet."""
 
-    def __lt__(self, other: object) -> bool:
-        if not isinstance(other, _Timer):
-            return NotImplemented
-        return (self.when(), self.seq) < (other.when(), other.seq)
+
+_Entry = tuple[float, int, _Timer]
+"""Ties are broken by the order in which timers were set; stock asyncio leaves that to the heap's whims."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -59,7 +55,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # attributes of asyncio.BaseEventLoop that typeshed does not list
     _ready: Any
-    _scheduled: list[_Timer]
+    _scheduled: list[_Entry]
     _stopping: bool
     _asyncgens: Any
     _check_closed: Callable[[], None]
@@ -82,9 +78,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if math.isnan(when):
             raise ValueError("a timer cannot be set for NaN seconds: it would never be due nor let others be")
         timer = _Timer(when, callback, args, self, context)
-        timer.seq = self._timers
         self._timers += 1
-        heapq.heappush(self._scheduled, timer)
+        heapq.heappush(self._scheduled, (when, self._timers, timer))
         timer._scheduled = True
         return timer
 
@@ -99,7 +94,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle._scheduled = False
         self._cancelled += 1
         if self._cancelled > CANCELLED_TIMERS_KEPT and self._cancelled * 2 > len(self._scheduled):
-            self._scheduled = [timer for timer in self._scheduled if timer._scheduled]
+            self._scheduled = [entry for entry in self._scheduled if entry[2]._scheduled]
             heapq.heapify(self._scheduled)
             self._cancelled = 0
 
@@ -115,14 +110,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _advance(self) -> None:
         """Move time to the next deadline and make everything due then ready, in the order in which it was set."""
         scheduled = self._scheduled
-        while scheduled and scheduled[0].cancelled():
+        while scheduled and scheduled[0][2].cancelled():
             heapq.heappop(scheduled)
             self._cancelled -= 1
-        if not scheduled or scheduled[0].when() == float("inf"):
+        if not scheduled or scheduled[0][0] == float("inf"):
             raise DeadlockError([_waiting(task) for task in _living(self)])
-        self._now_s = max(self._now_s, scheduled[0].when())
-        while scheduled and scheduled[0].when() <= self._now_s:
-            timer = heapq.heappop(scheduled)
+        self._now_s = now = max(self._now_s, scheduled[0][0])
+        while scheduled and scheduled[0][0] <= now:
+            timer = heapq.heappop(scheduled)[2]
             if timer.cancelled():
                 self._cancelled -= 1
             else:

@@ -399,6 +399,7 @@ class SyntheticRun:
             "clip_frac": 0.02 + 0.05 * self.rng.random(),
             "mismatch_abs_mean": 2e-7 * (1 + self.rng.random()),
         }
+        self.emit("loop_lag", worst_s=0.004, p99_s=0.002, seconds=10.0)
         self.emit(
             "step_finished",
             step=self.step,

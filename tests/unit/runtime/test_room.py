@@ -78,7 +78,7 @@ def test_many_workers_share_few_cores() -> None:
         (
             {"engine": EngineConfig(count=3, kv_tokens=1 << 23)},
             {},
-            "memory, at least asked 26.46 GiB, available 8.00 GiB (this machine) <- too little",
+            "memory, at least asked 26.26 GiB, available 8.00 GiB (this machine) <- too little",
             "most of which goes into engines (engine.count=3, engine.kv_tokens=8388608, or a smaller model)",
         ),
     ],

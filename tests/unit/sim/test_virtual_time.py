@@ -217,7 +217,7 @@ def test_the_count_of_cancelled_timers_is_the_number_in_the_heap(steps: list[str
                 await asyncio.sleep(1.0)
             else:
                 handles[-1 if step == "cancel" else 0].cancel()
-            assert loop._cancelled == sum(timer.cancelled() for timer in loop._scheduled)
+            assert loop._cancelled == sum(timer.cancelled() for _, _, timer in loop._scheduled)
 
     run(main())
 

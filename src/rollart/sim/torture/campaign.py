@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -31,6 +32,7 @@ class Tally:
     events: int = 0
     incarnations: int = 0
     faults: int = 0
+    cpu_s: float = 0.0
     broken: dict[int, list[str]] = field(default_factory=dict)
     """Seed -> its broken promises."""
     short: dict[int, list[str]] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Tally:
         self.events += other.events
         self.incarnations += other.incarnations
         self.faults += other.faults
+        self.cpu_s += other.cpu_s
         self.broken.update(other.broken)
         self.short.update(other.short)
         self.states.update(other.states)
@@ -53,7 +56,7 @@ class Tally:
 
 def tortured(seeds: Sequence[int]) -> Tally:
     """Run some seeds in this process."""
-    tally = Tally()
+    tally, began_s = Tally(), time.process_time()
     gc.disable()  # a run makes few cycles, and looking for them is a quarter of its time
     try:
         for seed in seeds:
@@ -72,6 +75,7 @@ def tortured(seeds: Sequence[int]) -> Tally:
     finally:
         gc.enable()
         gc.collect()
+    tally.cpu_s = time.process_time() - began_s
     return tally
 
 
@@ -108,6 +112,7 @@ def as_json(tally: Tally, *, first: int, seconds: float) -> dict[str, Any]:
         "first": first,
         "seeds": tally.seeds,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(tally.cpu_s, 1),
         "events": tally.events,
         "incarnations": tally.incarnations,
         "faults_fired": tally.faults,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from rollart.core.snapshot import Resumed
 from rollart.core.types import TaskSpec, Trajectory
 from rollart.observe.audit import audit
 from rollart.observe.audit_record import Record
+from rollart.ports import World
 from rollart.sim.disk import SimCheckpoints, SimDisk
 from rollart.sim.loop import VirtualLoop
 from rollart.sim.loop import run as run_virtually
@@ -63,6 +64,7 @@ class _Run:
     config: RunConfig
     specs: tuple[TaskSpec, ...]
     faults: Faults
+    around: Callable[[World], World]
     disk: SimDisk = field(default_factory=SimDisk)
     kept: list[tuple[int, Trajectory]] = field(default_factory=list)
     """With the number of the event that ended it."""
@@ -74,11 +76,12 @@ class _Run:
     learned: list[list[str]] = field(default_factory=list)
 
 
-def run(scenario: Scenario) -> Outcome:
-    """Run a scenario; whatever it does, the outcome says it."""
+def run(scenario: Scenario, *, around: Callable[[World], World] = lambda world: world) -> Outcome:
+    """Run a scenario; whatever it does, the outcome says it. `around` may put something between control and the world."""
     whole = _Run(
-        scenario=scenario, config=config_of(scenario), specs=specs_of(scenario), faults=Faults(scenario.faults)
-    )
+        scenario=scenario, config=config_of(scenario), specs=specs_of(scenario), faults=Faults(scenario.faults),
+        around=around,
+    )  # fmt: skip
     resumed: Resumed | None = None
     while len(whole.ends) < MOST_INCARNATIONS:
         _Incarnation(whole, resumed).live()
@@ -156,6 +159,10 @@ def _record(whole: _Run) -> Record:
     )
 
 
+def _named(task: asyncio.Task[Any]) -> str:
+    return f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')})"
+
+
 # --- one incarnation -------------------------------------------------------------------------------------------------------
 
 
@@ -199,13 +206,13 @@ class _Incarnation:
             whole.disk, save_s=whole.scenario.rates["save"], fault=self._models.save,
             torn=lambda: self._stop("checkpoint_torn"),
         )  # fmt: skip
-        around = world(
+        inside = world(
             whole.specs, cluster, sinks=(self._take,), checkpoints=checkpoints, resumed=self._resumed, keep=self._keep
         )
-        self._task = asyncio.create_task(control.run(whole.config, around), name="run")
+        self._task = asyncio.create_task(control.run(whole.config, whole.around(inside)), name="run")
         await asyncio.wait([self._task])
         self._ended(self._task)
-        left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        left = [_named(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         sessions = sum(env.open_sessions for env in cluster.envs)
         for what, rest in (("tasks", left), ("leases", cluster.held), ("environments", [sessions] if sessions else [])):
             if rest:

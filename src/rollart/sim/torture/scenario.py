@@ -84,8 +84,10 @@ def scenario(seed: int) -> Scenario:
     chance = rng(seed, "torture")
     tasks = _tasks(chance)
     config = _config(chance)
+    rates = _rates(chance)
+    _bearable(config["deadlines"], rates)
     return Scenario(
-        seed=seed, tasks=tasks, config=config, rates=_rates(chance), rebuilds=chance.random() < 0.7,
+        seed=seed, tasks=tasks, config=config, rates=rates, rebuilds=chance.random() < 0.7,
         bytes_die=chance.random() < 0.6, faults=_faults(chance, any(task.scored for task in tasks)),
     )  # fmt: skip
 
@@ -112,7 +114,16 @@ def _config(chance: random.Random) -> dict[str, dict[str, Any]]:
     bound = chance.choice((0, 0, 1, 1, 1, 2, 2, 3))
     splits = [n for n in (1, 1, 2) if groups % n == 0]
     evaluated = chance.random() < 0.35
-    trajectory_s = chance.choice((40.0, 90.0, 300.0))
+    config = _edges(chance, batch, group_size, bound, splits, evaluated)
+    policy = config["failure"]["on_failure"]
+    if "fail" in (policy["kind"], policy.get("then")):  # then chance alone must not end the run
+        config["deadlines"].update(env_open_s=30.0, env_step_s=30.0, turn_s=120.0, score_s=10.0, trajectory_s=300.0)
+    return config
+
+
+def _edges(
+    chance: random.Random, batch: int, group_size: int, bound: int, splits: list[int], evaluated: bool
+) -> dict[str, dict[str, Any]]:
     return {
         "schedule": {
             "steps": STEPS, "batch": batch, "group_size": group_size, "steps_per_batch": chance.choice(splits),
@@ -125,7 +136,7 @@ def _config(chance: random.Random) -> dict[str, dict[str, Any]]:
         "deadlines": {
             "env_open_s": chance.choice((3.0, 8.0, 30.0)), "env_step_s": chance.choice((2.0, 5.0, 30.0)),
             "turn_s": chance.choice((6.0, 15.0, 120.0)), "score_s": chance.choice((2.0, 10.0)),
-            "trajectory_s": trajectory_s, "batch_s": 900.0, "weights_s": chance.choice((8.0, 30.0)),
+            "trajectory_s": chance.choice((40.0, 90.0, 300.0)), "batch_s": 900.0, "weights_s": chance.choice((8.0, 30.0)),
             "pinned_s": chance.choice((1.0, 10.0, 60.0)), "train_s": chance.choice((30.0, 120.0)), "start_s": 20.0,
         },
         "failure": {
@@ -138,6 +149,14 @@ def _config(chance: random.Random) -> dict[str, dict[str, Any]]:
             "concurrency": chance.choice((1, 3, 128)), "greedy": chance.random() < 0.3,
         },
     }  # fmt: skip
+
+
+def _bearable(deadlines: dict[str, float], rates: Mapping[str, float]) -> None:
+    """Deadlines that some calls miss, and not most of them: a run that only fails tests nothing else."""
+    deadlines["env_open_s"] = max(deadlines["env_open_s"], 5 * rates["env"])
+    deadlines["env_step_s"] = max(deadlines["env_step_s"], 5 * rates["env"])
+    longest_s = rates["token"] * rates["tokens"] * rates["slowest_engine"]
+    deadlines["turn_s"] = max(deadlines["turn_s"], 1.02 * longest_s)
 
 
 def _policy(chance: random.Random) -> dict[str, Any]:
