@@ -80,6 +80,15 @@ class Recovery:
             return await self.recover(version, error)
         return version + 1
 
+    async def served(self, version: Version) -> Version:
+        """Wait until every engine serves these weights; returns the number under which they do."""
+
+        async def everywhere(version: Version) -> Version:
+            await self._weights.sync()
+            return version
+
+        return await self.through(version, everywhere)
+
     async def from_nothing(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work` that needs no earlier trainer, with another trainer if one is lost over it."""
         while True:

@@ -195,7 +195,7 @@ class _Run:
         if self._evaluating is not None:
             await self._evaluating
         self._drop_the_rest()
-        await parts.weights.sync()
+        version = await parts.recovery.served(version)
         await self._evaluate("after", version, ("sampled", "greedy") if self.config.eval.greedy else ("sampled",))
         version = await parts.recovery.through(version, self._conclude)
         return Result(steps=steps, version=version, evaluations=self.evaluations)
@@ -236,7 +236,7 @@ class _Run:
         number = max(resumed.highest_version, state.version) + 1
         await parts.recovery.from_nothing(partial(self._take_up, state.version, number))
         self._serve()
-        await parts.weights.sync()
+        number = await parts.recovery.served(number)
         for name, attempts in again.items():
             parts.groups.issue(parts.buffer.groups[name], attempts)
         if state.step:

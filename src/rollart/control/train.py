@@ -66,7 +66,7 @@ class Training:
             self._fleet.min_version = self._buffer.min_version
             self._fleet.changed.notify()
             if self._rules.paper:
-                await self._weights.sync()
+                version = await self._recovery.served(version)
             version = await self._recovery.through(version, partial(self._step, batch))
             self._recovery.trained(batch)
             self._buffer.trained(batch)

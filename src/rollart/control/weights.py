@@ -90,6 +90,8 @@ class Weights:
         self._pins: dict[Version, float] = {}
         self.published: Version = -1
         self._allowed: Version = -1
+        self._missing: Failure | None = None
+        """Set: the bytes of the newest version are gone, so no engine that lacks it will ever serve it."""
 
     # --- the trainer's side ------------------------------------------------------------------------------------------
 
@@ -112,6 +114,7 @@ class Weights:
         await self._store.offer(manifest)
         await self._store.retire(min([version - VERSIONS_KEPT + 1, *self._pins]))
         self.published = version
+        self._missing = None
         if self._rules.order == "early":
             self._allowed = version
         self._record(
@@ -121,15 +124,20 @@ class Weights:
         self._changed.notify()
 
     async def sync(self) -> None:
-        """RollArt's suspend, update, resume: let engines apply what is published, and wait until all have."""
+        """RollArt's suspend, update, resume: let engines apply what is published, and wait until all have.
+
+        Raises TrainerLost when its bytes went with the trainer.
+        """
         self._allowed = self.published
         self._changed.notify()
         await self.everywhere(self.published)
 
     async def everywhere(self, version: Version) -> None:
-        """Wait until every engine serves `version` or a newer one."""
+        """Wait until every engine serves `version` or a newer one. Raises TrainerLost when the newest cannot be had."""
         deadline = asyncio.get_running_loop().time() + self._rules.weights_s + self._rules.pinned_s
         while late := [name for name in self._fleet.engines if not self._serves(name, version)]:
+            if self._missing is not None:
+                raise TrainerLost(self._missing.detail)
             try:
                 await self._waits.on(self._fleet.changed.wait(), what="engines to apply weights", deadline_s=deadline)
             except WaitExpired as expired:
@@ -209,6 +217,8 @@ class Weights:
                 if want < self.published:
                     self.unpin(want)
                 else:
+                    self._missing = outcome
+                    self._fleet.changed.notify()
                     self._on_missing(outcome)
                     await self._wait(have)
                 return None

@@ -113,6 +113,7 @@ _MOVES: Mapping[str, tuple[tuple[str, ...], str]] = {
 def groups_end_once(record: Record) -> Iterator[str]:
     """Each group is trained or dropped, once; nothing is tried again for a group that is over."""
     state: dict[str, str] = {}
+    rolled_back: set[str] = set()
     for row in record.rows:
         move = _MOVES.get(row["kind"])
         for group in () if move is None else row.get("groups") or (row["group"],):
@@ -120,10 +121,14 @@ def groups_end_once(record: Record) -> Iterator[str]:
             if state.get(group, "never opened") not in move[0]:
                 yield f"groups: {group}: {row['kind']} when it was {state.get(group, 'never opened')}"
             state[group] = move[1]
-        if row["kind"] == "traj_started" and row["purpose"] == "train":
+        if row["kind"] == "traj_finished" and row["cause"] == "rolled_back":
+            rolled_back.add(row["traj"])
+        elif row["kind"] == "traj_started" and row["purpose"] == "train":
             now = state.get(row["group"], "never opened")
-            if now != "open" and (row["attempt"] or now == "never opened"):
+            again = row["attempt"] > 0 and row["traj"] not in rolled_back  # a resume issues it before it can be dropped
+            if now != "open" and (again or now == "never opened"):
                 yield f"groups: {row['traj']}#{row['attempt']} began, its group is {now}"
+            rolled_back.discard(row["traj"])
     for group, last in state.items() if record.done else ():
         if last in ("open", "buffered"):
             yield f"groups: {group} was {last} when the run was done"

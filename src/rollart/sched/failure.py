@@ -55,8 +55,8 @@ that many once in 10^9 where a quarter of the attempts fails."""
 OUTAGE_PAUSE_S = 5.0
 """Longest pause before a retry in an outage: a service that comes back is used again within this."""
 LEAST_PAUSE_S = 0.1
-"""Shortest pause before a retry in an outage, also where `backoff_s` is 0: what fails at once would be tried again without
-end in one instant."""
+"""Shortest pause before the first retry in an outage, doubled with each: where `backoff_s` is 0, what fails at once would
+else be tried again without end in one instant."""
 
 
 def decide(failure: Failure, *, attempt: int, policy: Policy, left_s: float, outage: bool = False) -> Decision:
@@ -67,7 +67,8 @@ def decide(failure: Failure, *, attempt: int, policy: Policy, left_s: float, out
     """
     wait_s = _backoff_s(attempt, policy)
     if outage:
-        wait_s = min(OUTAGE_PAUSE_S, max(LEAST_PAUSE_S, _backoff_s(policy.max_retries + attempt, policy)))
+        least_s = LEAST_PAUSE_S * 2 ** min(attempt, 10)
+        wait_s = min(OUTAGE_PAUSE_S, max(least_s, _backoff_s(policy.max_retries + attempt, policy)))
     tries_left = attempt < policy.max_retries or (outage and policy.max_retries > 0)
     if failure.retryable and tries_left and wait_s < left_s:
         return Retry(wait_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,6 +116,16 @@ def test_the_real_steps_run_what_is_here() -> None:
     paths = [word for step in STEPS for word in step.words if word.startswith("tests/")]
     assert paths
     assert all((root / path).is_dir() for path in paths)
+
+
+def test_the_own_patches_apply_to_the_source_as_it_is() -> None:
+    patches = sorted((checkout() / "tests" / "mutants").glob("*.patch"))
+    assert len(patches) == 20
+    for patch in patches:
+        checked = subprocess.run(
+            ["git", "apply", "--check", str(patch)], cwd=checkout(), capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, f"mend {patch.name}: {checked.stderr}"
 
 
 def test_a_folder_without_a_patch_is_refused(tmp_path: Path) -> None:

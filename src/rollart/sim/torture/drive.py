@@ -26,7 +26,7 @@ from rollart.sim.loop import VirtualLoop
 from rollart.sim.loop import run as run_virtually
 from rollart.sim.torture.faults import ENDS_INCARNATION, Fault, Faults
 from rollart.sim.torture.models import Models
-from rollart.sim.torture.points import running_through, standing
+from rollart.sim.torture.points import standing, timed_out
 from rollart.sim.torture.scenario import LEAST_FAULTS, Scenario
 from rollart.sim.torture.states import States
 from rollart.sim.world import world
@@ -253,14 +253,16 @@ class _Incarnation:
         self._write(event)
         self._states.take(event)
         if event["kind"] == "wait_expired":
-            whole.stood.update(("timed out", point) for point in running_through())
+            whole.stood.update(("timed out", point) for point in timed_out())
         if len(whole.disk.log) == MOST_EVENTS:
             whole.broken.append(f"ended: {MOST_EVENTS} events and no end")
             self._stop("broken")
-        fault = whole.faults.due("event")
-        if fault is not None:
-            # a loss comes between two steps of the loop, never inside one of control's
-            asyncio.get_running_loop().call_soon(self._happen, fault)
+        for call in ("", event["kind"]):
+            fault = whole.faults.due("event", call)
+            if fault is not None:
+                # a fault comes between two steps of the loop, never inside one of control's
+                after_s = fault.seconds if fault.kind in ENDS_INCARNATION else 0.0
+                asyncio.get_running_loop().call_later(after_s, self._happen, fault)
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 

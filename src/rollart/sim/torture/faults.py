@@ -23,7 +23,7 @@ class Kind:
     hook: Hook
     """Who asks for it: a port's call, the start of a worker, a checkpoint, or the event log."""
     calls: tuple[str, ...]
-    """Which calls it may hit."""
+    """Which calls it may hit; of events, their kinds, and "" for any."""
     explains: tuple[Boundary, ...] = ()
     """Boundaries whose failures may end a run because of it."""
     hits: tuple[str, ...] = ()
@@ -37,9 +37,19 @@ PHASES = tuple(f"trainer {phase}" for phase in ("idle", "begin", "accumulate", "
 EVERYTHING = (*ATTEMPTS, *GROUPS, *PHASES, "trainer load", "trainer none")
 _SESSION = ("attempt opening", "attempt stepping", "attempt scoring", *OF_ATTEMPT)
 _ENV = ("open", "reset", "step", "close")
-_TURN = ("attempt generating", *OF_ATTEMPT)
+_TURN = ("attempt generating", "group open")
+"""Members of a group that is over are told to stop, so none of them asks an engine again."""
+_ROUTED = ATTEMPTS[1:]
+"""Attempts that have an engine."""
 _TRAINER = ("begin", "accumulate", "finish", "logprobs", "publish", "save", "load")
 _ROLES = ("train", "env", "mixed", "score")
+
+
+EVENTS = (
+    "run_started", "resumed", "checkpointed", "published", "step_started", "trainer_lost", "trainer_restarted",
+    "engine_lost", "host_lost", "eval_started",
+)  # fmt: skip
+"""Moments of a run that are too short for a fault at any event to meet them often."""
 
 
 def _env(*explains: Boundary) -> Kind:
@@ -51,11 +61,11 @@ def _turn(*explains: Boundary) -> Kind:
 
 
 def _weights(call: str) -> Kind:
-    return Kind(hook="engine", calls=(call,), explains=("engine", "cluster"), hits=(*ATTEMPTS, *PHASES))
+    return Kind(hook="engine", calls=(call,), explains=("engine", "cluster"), hits=(*_ROUTED, *PHASES))
 
 
 def _world(*explains: Boundary, hits: tuple[str, ...] = EVERYTHING) -> Kind:
-    return Kind(hook="event", calls=("",), explains=explains, hits=hits)
+    return Kind(hook="event", calls=("",) * len(EVENTS) + EVENTS, explains=explains, hits=hits)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -87,8 +97,8 @@ KINDS: Mapping[str, Kind] = {
         hook="trainer", calls=_TRAINER, explains=("trainer",), hits=(*PHASES[1:], "trainer load", *GROUPS)
     ),
     "trainer_lost": _world("trainer", hits=(*PHASES, "trainer load", *GROUPS)),
-    "engine_lost": _world("engine", "cluster", hits=ATTEMPTS),
-    "engines_lost": _world("engine", "cluster", hits=ATTEMPTS),
+    "engine_lost": _world("engine", "cluster", hits=_ROUTED),
+    "engines_lost": _world("engine", "cluster", hits=_ROUTED),
     "host_lost": _world("env", "cluster", hits=ATTEMPTS),
     "hosts_lost": _world("env", "cluster", hits=ATTEMPTS),
     "start_fails": Kind(hook="start", calls=_ROLES, explains=("cluster",), hits=EVERYTHING),
@@ -110,7 +120,7 @@ class Fault:
     nth: int = 0
     """It hits this call, counted from 0, or the first one after it that it can hit."""
     seconds: float = 0.0
-    """slow: by how much; losses: until it is told; events: from the event to the fault."""
+    """slow: by how much; losses: until they are told; ends of the driver: from the event to the end."""
 
 
 class Faults:

@@ -56,13 +56,17 @@ def standing(tasks: Iterable[asyncio.Task[Any]]) -> set[str]:
     return found
 
 
-def running_through() -> set[str]:
-    """The awaits of control through which the caller was reached."""
-    points, found = await_points(), set[str]()
+def timed_out() -> set[str]:
+    """The awaits of control that a deadline has just ended, asked while that is being recorded: those through which the
+    recorder was reached, and those inside, which the cancellation went through."""
+    points, lines = await_points(), list[tuple[str, int]]()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        point = points.get((frame.f_code.co_filename, frame.f_lineno))
-        if point is not None:
-            found.add(point)
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    return found
+    late = sys.exc_info()[1]
+    trace = late.__cause__.__traceback__ if late is not None and late.__cause__ is not None else None
+    while trace is not None:
+        lines.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    return {points[line] for line in lines if line in points}

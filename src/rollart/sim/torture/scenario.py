@@ -206,7 +206,7 @@ def _other(kind: str, chance: random.Random) -> Fault:
     call = chance.choice(KINDS[kind].calls)
     nth = {
         "env": 80, "engine": 160 if call == "generate" else 8, "scorer": 30, "trainer": 5, "start": 4, "save": 5,
-        "event": 1400,
+        "event": 3 if call else 1400,
     }[KINDS[kind].hook]  # fmt: skip
     return Fault(kind=kind, call=call, nth=chance.randrange(nth), seconds=_seconds(kind, chance))
 
@@ -215,5 +215,5 @@ def _seconds(kind: str, chance: random.Random) -> float:
     if kind in ("env_slow", "scorer_slow"):
         return chance.choice((1.0, 4.0, 20.0, 100.0))
     if KINDS[kind].hook == "event":
-        return chance.choice((0.0, 0.0, 0.5, 3.0))
+        return chance.choice((0.0, 0.0, 0.0, 0.2, 1.0, 3.0))
     return 0.0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+from rollart.sim.torture.faults import Fault
 from rollart.sim.torture.scenario import Scenario
 
 MOST_RUNS = 400
@@ -49,32 +51,24 @@ def shrink(scenario: Scenario, broken: Broken, *, most_runs: int = MOST_RUNS) ->
     promise, runs = promise_of(lines[0]), 0
     smaller = True
     while smaller:
-        smaller = False
-        for candidate in _simpler(scenario):
-            if runs == most_runs:
-                return scenario
+        smaller, at = False, 0
+        # after a step the rest is tried on what it gave: what did not help before seldom helps now, the next pass sees
+        while runs < most_runs and (candidate := next(islice(_simpler(scenario), at, None), None)) is not None:
             runs += 1
             if any(promise_of(line) == promise for line in broken(candidate)):
                 scenario, smaller = candidate, True
-                break
+            else:
+                at += 1
     return scenario
 
 
 def _simpler(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that differ from this one by one thing less."""
-    faults = scenario.faults
-    if len(faults) > 3:
-        half = len(faults) // 2
-        yield replace(scenario, faults=faults[:half])
-        yield replace(scenario, faults=faults[half:])
-    for index in range(len(faults)):
-        yield replace(scenario, faults=faults[:index] + faults[index + 1 :])
+    yield from (replace(scenario, faults=faults) for faults in _fewer(scenario.faults))
     for index in range(len(scenario.tasks) if len(scenario.tasks) > 1 else 0):
         yield replace(scenario, tasks=scenario.tasks[:index] + scenario.tasks[index + 1 :])
-    schedule = scenario.config["schedule"]
-    if schedule["batch"] > 2:
-        yield _with(_with(scenario, "schedule", "group_size", 2), "schedule", "batch", 2, least=2)
-        yield _with(_with(scenario, "schedule", "group_size", 2), "schedule", "batch", 4, least=2)
+    for batch in range(2, scenario.config["schedule"]["batch"], 2):
+        yield _with(_with(scenario, "schedule", "group_size", 2), "schedule", "batch", batch, least=2)
     for (section, name), values in _SIMPLEST.items():
         now = scenario.config[section][name]
         for value in values:
@@ -89,6 +83,22 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         plain_rate = _PLAIN_RATES.get(name, 0.0 if name not in ("token", "tokens") else rate)
         if rate != plain_rate:
             yield replace(scenario, rates={**scenario.rates, name: plain_rate})
+
+
+def _fewer(faults: tuple[Fault, ...]) -> Iterator[tuple[Fault, ...]]:
+    """None of them, a half, one less; or the same ones earlier."""
+    if faults:
+        yield ()
+    if len(faults) > 3:
+        yield faults[: len(faults) // 2]
+        yield faults[len(faults) // 2 :]
+    for index in range(len(faults)):
+        yield faults[:index] + faults[index + 1 :]
+    for index, fault in enumerate(faults):
+        if fault.nth:
+            yield (*faults[:index], replace(fault, nth=fault.nth // 2), *faults[index + 1 :])
+        if fault.seconds:
+            yield (*faults[:index], replace(fault, seconds=0.0), *faults[index + 1 :])
 
 
 def _with(scenario: Scenario, section: str, name: str, value: Any, *, least: int = 0) -> Scenario:
