@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rollart.core.errors import RunFailed
+from rollart.core.resources import Change
 from rollart.sim.disk import SimCheckpoints, SimDisk
 from rollart.sim.engine import EngineModel
 from rollart.sim.trainer import TrainerCall, TrainerMishap, TrainerModel
@@ -136,3 +140,129 @@ def test_workers_that_die_faster_than_steps_are_trained_end_the_run_with_their_c
     assert "role train was lost 4 times with no step trained (failure.restarts=3)" in str(sim.error)
     assert len(sim.cluster.trainers) == 4
     assert sim.tasks_left == []
+
+
+def losing(*at: tuple[float, Callable[[SimCluster], None]]) -> Script:
+    """Do something to the cluster at each of these times."""
+
+    async def script(cluster: SimCluster, rows: list[Row]) -> None:
+        for when, act in at:
+            await asyncio.sleep(when - asyncio.get_running_loop().time())
+            act(cluster)
+
+    return script
+
+
+def test_a_resumed_run_without_further_checkpoints_does_not_go_on_from_an_old_one() -> None:
+    """Batches are not kept where checkpoints are off, so what a lost trainer had learned cannot be repeated."""
+    tasks = [a_task()]
+    disk = SimDisk()
+    cluster = SimCluster(
+        engine=EngineModel(token_s=0.1), env=random_env(), disk=disk, trainer=TrainerModel(finish_s=2.0)
+    )
+    simulate(
+        a_config(tasks, schedule={"steps": 3}, checkpoint={"every": 1}), tasks, cluster,
+        checkpoints=(first := SimCheckpoints(disk)),
+    )  # fmt: skip
+    assert first.saves
+    disk.log.append({"kind": "published", "seq": 10**6, "version": 3})
+    off = a_config(tasks, schedule={"steps": 9}, checkpoint={"every": 0})
+    again = SimCluster(
+        engine=EngineModel(token_s=0.1),
+        env=random_env(),
+        disk=disk,
+        trainer=TrainerModel(finish_s=2.0),
+        first_engine=10,
+    )
+    sim = simulate(
+        off, tasks, again, script=losing((12.0, lambda c: c.lose_trainer())), checkpoints=SimCheckpoints(disk),
+        resumed=disk.resumed(),
+    )  # fmt: skip
+    assert len(sim.of("step_finished")) >= 1
+    assert isinstance(sim.error, RunFailed)
+    assert "no checkpoint to go on from" in str(sim.error)
+
+
+def test_repeating_many_slow_steps_does_not_end_the_run() -> None:
+    """The window stays full for longer than any step may take; the trainer's own deadlines are the ones that count."""
+    tasks = [a_task()]
+    disk = SimDisk()
+    config = a_config(tasks, schedule={"steps": 10}, checkpoint={"every": 9})
+    cluster = SimCluster(
+        engine=EngineModel(token_s=0.1), env=random_env(), disk=disk, trainer=TrainerModel(finish_s=400.0)
+    )
+    script = losing((8 * 400.0 + 200.0, lambda c: c.lose_trainer()))
+    sim = simulate(config, tasks, cluster, script=script, checkpoints=SimCheckpoints(disk))
+    check(sim)
+    (restarted,) = sim.of("trainer_restarted")
+    assert restarted["seconds"] >= 8 * 400.0
+    assert sim.of("wait_expired", what="room in the staleness window")
+
+
+def test_each_worker_has_a_budget_of_restarts_of_its_own() -> None:
+    """Ten engines lost at once are ten losses, not ten of one; all of them come back at once."""
+    tasks = [a_task()]
+    config = a_config(tasks, engines=10, schedule={"steps": 8}, failure={"restarts": 1})
+    cluster = SimCluster(
+        engine=EngineModel(token_s=0.1),
+        env=random_env(),
+        trainer=TrainerModel(finish_s=2.0),
+        start_s=lambda role, nth: 5.0,
+    )
+    script = losing(*((20.0, partial(SimCluster.lose_engine, index=index)) for index in range(10)))
+    sim = simulate(config, tasks, cluster, script=script)
+    check(sim)
+    assert len(sim.of("engine_joined")) == 20
+    assert sim.of("advisory", code="worker_given_up") == []
+
+
+def test_a_loss_that_is_told_twice_is_one_loss() -> None:
+    tasks = [a_task()]
+    cluster = SimCluster(engine=EngineModel(token_s=0.1), env=random_env(), trainer=TrainerModel(finish_s=2.0))
+
+    def twice(cluster: SimCluster) -> None:
+        cluster.lose_host(0)
+        change = Change(kind="lost", subject="host-0", role="env", lease=cluster.hosts["host-0"])
+        for after_s in (0.0, 3.0):
+            cluster._say(change, after_s)
+
+    sim = simulate(a_config(tasks, schedule={"steps": 8}), tasks, cluster, script=losing((10.0, twice)))
+    check(sim)
+    assert len(sim.of("host_lost")) == 1
+    assert len(sim.of("host_joined")) == 2
+
+
+@dataclass(kw_only=True)
+class StubbornCluster(SimCluster):
+    """One lease is not given back without trouble."""
+
+    trouble: str = ""
+
+    async def release(self, lease: str) -> None:
+        await super().release(lease)
+        if lease == "lease-2" and self.trouble == "raises":
+            raise OSError("no such process")
+        if lease == "lease-2":
+            await asyncio.sleep(1e6)
+
+
+@pytest.mark.parametrize("trouble", ["raises", "hangs"])
+def test_a_lease_that_cannot_be_released_keeps_no_other_and_not_the_run(trouble: str) -> None:
+    tasks = [a_task()]
+    cluster = StubbornCluster(env=random_env(), trouble=trouble)
+    sim = simulate(a_config(tasks, schedule={"steps": 2}), tasks, cluster)
+    assert sim.error is None
+    assert sim.cluster.held == []
+    assert sim.rows[-1]["status"] == "done"
+    assert sim.of("advisory", code={"raises": "release_failed", "hangs": "release_slow"}[trouble])
+    assert sim.ended_s < 1000.0
+
+
+def test_a_step_is_told_once_though_its_trainer_dies_while_it_publishes() -> None:
+    def fault(trainer: str, made: TrainerCall, nth: int) -> TrainerMishap | None:
+        return "lost" if (trainer, made, nth) == ("trainer-0", "publish", 3) else None
+
+    sim = a_run(trainer=TrainerModel(finish_s=2.0, publish_s=0.2, fault=fault))
+    check(sim)
+    assert [row["step"] for row in sim.of("step_finished")] == list(range(10))
+    assert len(sim.of("step_started")) == 11

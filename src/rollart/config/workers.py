@@ -121,7 +121,8 @@ class FailurePolicy(Node):
     give_up_s: float = Field(default=120.0, ge=0)
     """For how long they must have gone on before it does: an outage that is shorter costs time, not the run."""
     restarts: int = Field(default=8, ge=0)
-    """Restarts of lost workers of one role, with no step trained between them, before the run ends."""
+    """Restarts in place of one lost worker, with no step trained between them, before it is given up; the run ends when
+    that was the last of its role."""
 
 
 class BaselineConfig(Node):

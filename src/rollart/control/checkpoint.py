@@ -158,10 +158,13 @@ class Checkpointing:
         if self._store is None:
             return version
         started = asyncio.get_running_loop().time()
+        self._recovery.under_way = True
         try:
             kept = await self._store.save(snapshot(self._parts, step, version), self._recovery.keep)
         except StoreError as error:
             kept = failure("store", "full", str(error))
+        finally:
+            self._recovery.under_way = False
         if isinstance(kept, Failure):
             if self._failed is not None:
                 raise RunFailed(f"two checkpoints in a row could not be kept, this one after step {step}", kept)
@@ -170,7 +173,7 @@ class Checkpointing:
             self._parts.record("advisory", code="checkpoint_failed", text=text)
             return version
         self._failed = None
-        self._recovery.kept(kept)
+        self._recovery.kept(kept, step)
         seconds = round(asyncio.get_running_loop().time() - started, 6)
         self._parts.record("checkpointed", step=step, version=version, seconds=seconds)
         return version

@@ -21,7 +21,7 @@ from rollart.sched.failure import Restarts
 POOL = "default"
 """The one pool of worlds that have no others."""
 RELEASE_S = 30.0
-"""How long a lost worker may take to be cleared away before another is started all the same."""
+"""How long a worker may take to be cleared away; then the run goes on, or ends, all the same."""
 
 
 class Worker(NamedTuple):
@@ -49,10 +49,17 @@ class Elastic:
         self._start_s = start_s
         self.restarts = restarts
         self._leases: dict[str, Role] = {}
+        self._seats: dict[str, str] = {}
+        """Lease -> the seat of its worker: whoever takes a lost worker's place sits on the same."""
+        self._losing: set[str] = set()
+        """Leases of lost workers that are about to be replaced."""
+        self._seats_made = 0
+        self._starting: Counter[Role] = Counter()
 
     async def start(self, role: Role) -> Worker:
         """Start a worker. Raises RunFailed with the reason when it cannot be had."""
-        started = await self._try(role)
+        self._seats_made += 1
+        started = await self._try(role, f"{role} {self._seats_made}")
         if isinstance(started, Failure):
             what = "no device for" if started.kind == "no_room" else "could not start"
             raise RunFailed(f"{what} role {role}", started)
@@ -67,36 +74,55 @@ class Elastic:
                 raise outcome
         return [outcome for outcome in started if isinstance(outcome, Worker)]
 
+    def losing(self, lease: str) -> bool:
+        """Note that the worker on `lease` is lost. False: that is known already, or nothing of this run runs on it."""
+        if lease not in self._leases or lease in self._losing:
+            return False
+        self._losing.add(lease)
+        return True
+
     async def again(self, role: Role, lease: str, why: Failure) -> Worker | None:
         """Start another worker in place of the one on `lease`, which was lost.
 
         None: it was tried too often, and others of that role go on without it. Raises RunFailed when there are none.
         """
-        while True:
-            await self._release(lease)
-            pause_s = self.restarts.lost(role)
-            if pause_s is None:
-                self._without(role, why)
-                return None
-            await asyncio.sleep(pause_s)
-            started = await self._try(role)
-            if isinstance(started, Worker):
-                return started
-            lease, why = "", started
+        seat = self._seats.get(lease, role)
+        self._starting[role] += 1
+        try:
+            while True:
+                await self._release(lease)
+                pause_s = self.restarts.lost(seat)
+                if pause_s is None:
+                    break
+                await asyncio.sleep(pause_s)
+                started = await self._try(role, seat)
+                if isinstance(started, Worker):
+                    return started
+                lease, why = "", started
+        finally:
+            self._starting[role] -= 1
+        self._without(role, why)
+        return None
 
     async def release_all(self) -> None:
+        """Release what is held, the last first, whatever becomes of each."""
         for lease in reversed(list(self._leases)):
-            del self._leases[lease]
-            await self._cluster.release(lease)
+            try:
+                await self._release(lease)
+            # boundary: a world's release is its own code; the other leases must be given back, and the run's end stands
+            except Exception as error:  # noqa: BLE001
+                text = f"{lease} could not be released: {type(error).__name__}: {error}"
+                self._record("advisory", code="release_failed", text=text)
 
     def _without(self, role: Role, why: Failure) -> None:
-        left = Counter(self._leases.values())[role]
-        text = f"role {role} was lost {self.restarts.most + 1} times with no step trained (failure.restarts="
+        left = Counter(self._leases.values())[role] + self._starting[role]
+        most = self.restarts.most
+        text = f"a worker of role {role} was lost {most + 1} times with no step trained (failure.restarts={most})"
         if not left:
-            raise RunFailed(f"{text}{self.restarts.most}), and none is left", why)
-        self._record("advisory", code="worker_given_up", text=f"{text}{self.restarts.most}); {left} go on without it")
+            raise RunFailed(f"{text}, and none is left", why)
+        self._record("advisory", code="worker_given_up", text=f"{text}; {left} go on without it")
 
-    async def _try(self, role: Role) -> Worker | Failure:
+    async def _try(self, role: Role, seat: str) -> Worker | Failure:
         deadline = asyncio.get_running_loop().time() + self._start_s
         lease: Lease | Failure | None = None
         try:
@@ -107,6 +133,7 @@ class Elastic:
             if isinstance(lease, Failure):
                 return lease
             self._leases[lease.id] = role
+            self._seats[lease.id] = seat
             port: object = await self._waits.on(
                 self._cluster.start(lease), what=f"role {role} to start", deadline_s=deadline
             )
@@ -120,11 +147,13 @@ class Elastic:
         return Worker(port, lease.id)
 
     async def _release(self, lease: str) -> None:
-        """Clear a lost worker away."""
+        """Clear a worker away."""
         if self._leases.pop(lease, None) is None:
             return
+        self._seats.pop(lease, None)
+        self._losing.discard(lease)
         deadline = asyncio.get_running_loop().time() + RELEASE_S
         try:
-            await self._waits.on(self._cluster.release(lease), what="a lost worker to be released", deadline_s=deadline)
+            await self._waits.on(self._cluster.release(lease), what="a worker to be released", deadline_s=deadline)
         except WaitExpired as expired:
             self._record("advisory", code="release_slow", text=f"{lease}: {expired}; it is left to its fate")

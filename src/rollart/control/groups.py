@@ -49,6 +49,7 @@ class Groups:
         self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, rollout: Rollout, mix: Mix, *,
         rules: GroupRules, sampling: Mapping[str, Sampling], spawn: Spawn,
         keep: Callable[[Trajectory], None], newest_served: Callable[[], Version],
+        held_up: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
@@ -64,6 +65,7 @@ class Groups:
         self._spawn = spawn
         self._keep = keep
         self._newest_served = newest_served
+        self._held_up = held_up
         self.cursors = {name: Cursor(spec, rules.seed) for name, spec in rollout.tasks.items()}
 
     async def produce(self) -> None:
@@ -88,6 +90,8 @@ class Groups:
                 what = "an engine to apply the next version" if room else "room in the staleness window"
                 await self._waits.on(buffer.changed.wait(), what=what, deadline_s=deadline)
             except WaitExpired as expired:
+                if self._held_up():  # whoever holds it up has deadlines of their own
+                    continue
                 raise RunFailed(f"no group was trained or given up: {expired}", buffer.last_failure) from expired
 
     def _open(self, task: str, room: int) -> None:
@@ -117,11 +121,11 @@ class Groups:
     async def _member(self, group: Group, member: int) -> None:
         """One member, through all its attempts, to the end."""
         started_s = asyncio.get_running_loop().time()
-        attempt = group.running[member].attempt
+        attempt, tries = group.running[member].attempt, 0
         while True:
             trajectory = await self._rollout.attempt(group.running[member])
             self._keep(trajectory)
-            after_s = self._ended(group, member, trajectory)
+            after_s = self._ended(group, member, trajectory, tries)
             if after_s is None:
                 return
             await asyncio.sleep(after_s)
@@ -129,10 +133,12 @@ class Groups:
                 group.running.pop(member, None)
                 return
             attempt += 1
+            tries += not self._patience[group.instance.task].outage
             group.running[member] = self._attempt(group, member, attempt, started_s)
 
-    def _ended(self, group: Group, member: int, trajectory: Trajectory) -> float | None:
-        """Account for an ended attempt; seconds until its retry, or None when the member is through."""
+    def _ended(self, group: Group, member: int, trajectory: Trajectory, tries: int) -> float | None:
+        """Account for an ended attempt, after `tries` that count; seconds until its retry, or None when the member is
+        through."""
         tokens = trajectory.n_sampled
         is_open = group.life.state == "open"
         if trajectory.status == "done":
@@ -153,9 +159,9 @@ class Groups:
         if not is_open:
             del group.running[member]
             return None
-        return self._failed(group, member, trajectory)
+        return self._failed(group, member, trajectory, tries)
 
-    def _failed(self, group: Group, member: int, trajectory: Trajectory) -> float | None:
+    def _failed(self, group: Group, member: int, trajectory: Trajectory, tries: int) -> float | None:
         why = trajectory.failure
         assert why is not None
         self._buffer.last_failure = why
@@ -163,7 +169,7 @@ class Groups:
         patience = self._patience[group.instance.task]
         over = patience.failed(now, retryable=why.retryable)
         decision = failures.decide(
-            why, attempt=trajectory.attempt, policy=self._rules.policy,
+            why, attempt=tries, policy=self._rules.policy,
             left_s=group.running[member].work_until_s - now, outage=patience.outage,
         )  # fmt: skip
         self._record(

@@ -14,7 +14,7 @@ from rollart.control.buffer import Batch, Buffer
 from rollart.control.elastic import Elastic, Seat
 from rollart.control.waits import WaitExpired, Waits
 from rollart.control.weights import Weights
-from rollart.core.errors import RunFailed, TrainerLost, describe, failure
+from rollart.core.errors import InvariantBroken, RunFailed, TrainerLost, describe, failure
 from rollart.core.events import Recorder
 from rollart.core.types import Failure, Version
 
@@ -38,8 +38,12 @@ class Recovery:
         self._train_s = train_s
         self._enabled = enabled
         self._kept: list[Batch] = []
-        self.path = ""
-        """Of the trainer's part of the last checkpoint; empty: there is none yet."""
+        self._path = ""
+        """Of the trainer's part of the last checkpoint; empty: there is none to go on from."""
+        self._step = 0
+        """Steps that it holds."""
+        self.under_way = False
+        """The trainer is being brought back, or kept: no batch can be trained meanwhile."""
         self.wanted: Failure | None = None
         """Set: engines cannot fetch the newest weights, so they must be published again."""
 
@@ -59,9 +63,10 @@ class Recovery:
         if self._enabled:
             self._kept.append(batch)
 
-    def kept(self, path: str) -> None:
-        """A checkpoint holds everything that was trained so far."""
-        self.path = path
+    def kept(self, path: str, step: int) -> None:
+        """A checkpoint holds everything that was trained so far: `step` steps."""
+        if self._enabled:
+            self._path, self._step = path, step
         self._kept.clear()
 
     async def through(self, version: Version, work: Callable[[Version], Awaitable[T]]) -> T:
@@ -97,9 +102,9 @@ class Recovery:
             except TrainerLost as error:
                 await self._replace(error)
 
-    async def load(self) -> None:
-        """Bring the trainer to the last checkpoint."""
-        await self._bounded(self.seat.port.checkpoint(self.path, "load"))
+    async def load(self, path: str) -> None:
+        """Bring the trainer to a checkpoint."""
+        await self._bounded(self.seat.port.checkpoint(path, "load"))
 
     async def keep(self, path: str) -> None:
         """Write the trainer's part of a checkpoint."""
@@ -111,21 +116,37 @@ class Recovery:
         Raises RunFailed when there is nothing to start from, or trainers are lost time and again.
         """
         started = asyncio.get_running_loop().time()
-        while True:
-            if not self.path:
-                raise RunFailed("the trainer is lost and there is no checkpoint to go on from", _lost(error)) from error
-            await self._replace(error)
-            try:
-                await self.load()
-                for batch in self._kept:
-                    await self._optimise(batch)
-                await self.offer(version, version + 1)
-            except TrainerLost as another:
-                error = another
-                continue
-            seconds = round(asyncio.get_running_loop().time() - started, 6)
-            self._record("trainer_restarted", steps=len(self._kept), seconds=seconds)
-            return version + 1
+        self.under_way = True
+        try:
+            while True:
+                if not self._path:
+                    raise RunFailed(
+                        "the trainer is lost and there is no checkpoint to go on from", _lost(error)
+                    ) from error
+                await self._replace(error)
+                try:
+                    await self._repeat(version)
+                    await self.offer(version, version + 1)
+                except TrainerLost as another:
+                    error = another
+                    continue
+                seconds = round(asyncio.get_running_loop().time() - started, 6)
+                self._record("trainer_restarted", steps=len(self._kept), seconds=seconds)
+                return version + 1
+        finally:
+            self.under_way = False
+
+    async def _repeat(self, version: Version) -> None:
+        """The steps since the last checkpoint, from the batches that were kept."""
+        steps = self._buffer.lineage.batches(version)
+        if steps != self._step + len(self._kept):
+            raise InvariantBroken(
+                f"version {version} was trained on {steps} batches, the last checkpoint holds {self._step} and "
+                f"{len(self._kept)} were kept since: what was lost cannot be repeated"
+            )
+        await self.load(self._path)
+        for batch in self._kept:
+            await self._optimise(batch)
 
     async def _replace(self, error: TrainerLost) -> None:
         why = _lost(error)

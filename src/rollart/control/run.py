@@ -92,7 +92,8 @@ async def _recorded(config: RunConfig, world: World, job: Callable[[_Run], Await
             result = await _supervised(config, world, record, waits, elastic, ports, job)
     except BaseException as error:  # boundary: every end is in the record, that of a bug too
         status = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
-        record("run_finished", status=status, why=str(error) or type(error).__name__)
+        why = "interrupted" if status == "cancelled" else str(error) or type(error).__name__
+        record("run_finished", status=status, why=why)
         raise
     finally:
         await elastic.release_all()
@@ -232,9 +233,9 @@ class _Run:
         """The state of a checkpoint, its weights under a new number, and the members that lived then begun again."""
         parts = self.parts
         again = restore(parts.kept, state)
-        parts.recovery.kept(resumed.trainer)
+        parts.recovery.kept(resumed.trainer, state.step)
         number = max(resumed.highest_version, state.version) + 1
-        await parts.recovery.from_nothing(partial(self._take_up, state.version, number))
+        await parts.recovery.from_nothing(partial(self._take_up, resumed.trainer, state.version, number))
         self._serve()
         number = await parts.recovery.served(number)
         for name, attempts in again.items():
@@ -243,8 +244,8 @@ class _Run:
             self._evaluate_if_due(state.step, number)
         return number
 
-    async def _take_up(self, version: Version, number: Version) -> None:
-        await self.parts.recovery.load()
+    async def _take_up(self, path: str, version: Version, number: Version) -> None:
+        await self.parts.recovery.load(path)
         await self.parts.recovery.offer(version, number)
 
     def _serve(self) -> None:
@@ -313,13 +314,13 @@ class _Run:
             match change.kind, change.role:
                 case "joined", "env":
                     self.record("host_joined", host=change.subject)
-                case "lost", "env":
+                case "lost", "env" if self.elastic.losing(change.lease):
                     self.record("host_lost", host=change.subject, failure=why.detail)
                     self._daemon(self._another_host(change, why), f"a host in place of {change.subject}")
                 case "lost", "train":
                     if change.lease in ("", self.parts.seat.lease):
                         self.parts.recovery.lost(TrainerLost(why.detail))
-                case "lost", _:
+                case "lost", role if role != "env":
                     self.parts.fleet.lost(change.subject, why)
 
     async def _another_host(self, change: Change, why: Failure) -> None:

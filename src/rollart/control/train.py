@@ -86,20 +86,21 @@ class Training:
             version = await self._recovery.publish_again(version)
 
     async def _step(self, batch: Batch, version: Version) -> Version:
-        """Train on the batch with the weights of `version`; returns the version that comes of it."""
-        await self._train(batch, version)
-        await self._weights.publish(batch.step, version + 1)
-        return version + 1
+        """Train on the batch with the weights of `version` and publish; returns the version that comes of it.
 
-    async def _train(self, batch: Batch, version: Version) -> None:
+        A step is finished when its weights are published: what a trainer did that was lost before that is done again.
+        """
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._record("step_started", step=batch.step, version=version)
         metrics = await self.optimise(batch)
+        seconds = round(loop.time() - started, 6)
+        await self._weights.publish(batch.step, version + 1)
         self._record(
-            "step_finished", step=batch.step, version=version, seconds=round(loop.time() - started, 6),
+            "step_finished", step=batch.step, version=version, seconds=seconds,
             trained_tokens=sum(group.n_sampled for group in batch.groups), metrics=dict(metrics),
         )  # fmt: skip
+        return version + 1
 
     async def optimise(self, batch: Batch) -> Mapping[str, float]:
         """The batch's optimiser steps; returns the last one's metrics. Raises TrainerLost."""

@@ -87,6 +87,7 @@ class Wired:
         self.groups = Groups(
             record, waits, ledger, self.buffer, self.rollout, mix, rules=_group_rules(config), sampling=sampling,
             spawn=spawn_attempt, keep=world.keep, newest_served=lambda: fleet.router.newest,
+            held_up=lambda: self.recovery.under_way,
         )  # fmt: skip
         self.weights = Weights(
             record, waits, fleet, self.seat, world.store,

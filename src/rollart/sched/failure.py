@@ -133,9 +133,9 @@ class Restarts:
     def trained(self) -> None:
         self.in_a_row.clear()
 
-    def lost(self, role: str) -> float | None:
-        """Seconds to wait before a worker of `role` is started again; None: not any more."""
-        n = self.in_a_row[role] = self.in_a_row.get(role, 0) + 1
+    def lost(self, seat: str) -> float | None:
+        """Seconds to wait before another worker takes this one's place; None: not any more."""
+        n = self.in_a_row[seat] = self.in_a_row.get(seat, 0) + 1
         if n > self.most:
             return None
         return 0.0 if n == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (n - 2))
