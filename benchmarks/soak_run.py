@@ -50,6 +50,11 @@ class SoakFailed(Exception):
     """The run did what it must not do; the message says what, and how its output ends."""
 
 
+def _interruptible() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and what they start inherits it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Run:
     """A run in a folder of its own: every process that it starts works there, so what is left of it can be found."""
 
@@ -72,8 +77,9 @@ class Run:
     def _run(self, *words: str) -> None:
         with self.output.open("ab") as output:
             self.driver = subprocess.Popen(
-                [*COMMAND, *words, "--plain"], stdout=output, stderr=subprocess.STDOUT, cwd=self.folder
-            )
+                [*COMMAND, *words, "--plain"], stdout=output, stderr=subprocess.STDOUT, cwd=self.folder,
+                preexec_fn=_interruptible,
+            )  # fmt: skip
 
     @property
     def pid(self) -> int:

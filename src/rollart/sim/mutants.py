@@ -33,13 +33,12 @@ from rollart.sim.copies import (
     python,
 )
 
-TESTS = (
-    "tests/unit/sched", "tests/unit/control", "tests/sim", "tests/unit/core", "tests/unit/learn", "tests/unit/sim",
-    "tests/field",
-)  # fmt: skip
-"""The tests that concern control and decisions, the quickest to find something first."""
-NOT_THESE = "--ignore-glob=*/test_mutants_*"
-"""Tests of this module, which make copies themselves."""
+UNITS = ("tests/unit/sched", "tests/unit/control", "tests/unit/core", "tests/unit/learn")
+"""Tests of decisions and of control's parts: seconds."""
+WHOLES = ("tests/sim", "tests/unit/sim", "tests/field")
+"""Tests of whole runs on virtual time, after the seeds, which find more in less time."""
+NOT_THESE = ("--ignore-glob=*/test_mutants_*", "--ignore-glob=*/test_torture*")
+"""Tests of this module, which make copies themselves, and of the torture machine, whose seeds are run anyway."""
 SEEDS = 300
 FIRST_SEEDS = 20
 """Looked at before the tests: they take seconds and find most."""
@@ -109,15 +108,16 @@ def _torture(first: int, seeds: int) -> Step:
     )  # fmt: skip
 
 
+def _tests(name: str, *paths: str) -> Step:
+    words = ("-m", "pytest", "-x", "-rfE", "--tb=line", "-m", "not long and not gpu and not ray", *NOT_THESE, *paths)
+    return Step(name=name, words=words, by="test", detail=failed_test)
+
+
 STEPS = (
     _torture(0, FIRST_SEEDS),
-    Step(
-        name="tests",
-        words=("-m", "pytest", "-x", "-rfE", "--tb=line", "-m", "not long and not gpu and not ray", NOT_THESE, *TESTS),
-        by="test",
-        detail=failed_test,
-    ),
+    _tests("unit tests", *UNITS),
     _torture(FIRST_SEEDS, SEEDS - FIRST_SEEDS),
+    _tests("tests of whole runs", *WHOLES),
 )
 
 
@@ -139,7 +139,7 @@ def run(directory: str | Path, json_path: str | Path | None, workers: int) -> in
     found, survived, errors = (outcomes.count(outcome) for outcome in ("found", "survived", "error"))
     if json_path is not None:
         report = {
-            "seeds": SEEDS, "tests": TESTS, "found": found, "survived": survived, "errors": errors,
+            "seeds": SEEDS, "tests": [*UNITS, *WHOLES], "found": found, "survived": survived, "errors": errors,
             "mutants": [asdict(verdict) for verdict in verdicts],
         }  # fmt: skip
         Path(json_path).parent.mkdir(parents=True, exist_ok=True)
