@@ -78,7 +78,7 @@ class Run:
         with self.output.open("ab") as output:
             self.driver = subprocess.Popen(
                 [*COMMAND, *words, "--plain"], stdout=output, stderr=subprocess.STDOUT, cwd=self.folder,
-                preexec_fn=_interruptible,
+                preexec_fn=_interruptible,  # noqa: PLW1509 (this program has no threads)
             )  # fmt: skip
 
     @property
