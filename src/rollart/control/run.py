@@ -91,8 +91,9 @@ async def _recorded(config: RunConfig, world: World, job: Callable[[_Run], Await
             ports = await start(config, world, elastic)
             result = await _supervised(config, world, record, waits, elastic, ports, job)
     except BaseException as error:  # boundary: every end is in the record, that of a bug too
-        status = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
-        why = "interrupted" if status == "cancelled" else str(error) or type(error).__name__
+        ended = isinstance(error, asyncio.CancelledError | SystemExit | KeyboardInterrupt)
+        status = "cancelled" if ended else "failed"
+        why = "interrupted" if ended else str(error) or type(error).__name__
         record("run_finished", status=status, why=why)
         raise
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollart.core.errors import ConfigError
-from rollart.perf.shapes import ModelShape
+from rollart.perf.shapes import ModelShape, model_shape
 
 PLAIN_FFN = frozenset({
     "gpt2", "gptj", "gpt_neo", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2", "nemotron",
@@ -134,3 +134,8 @@ def _hybrid(config: Mapping[str, Any]) -> dict[str, Any]:
         "mamba_head_dim": _need(config, "mamba_head_dim"), "mamba_state": _need(config, "ssm_state_size", "mamba_state_dim"),
         "mamba_groups": _need(config, "n_groups", "mamba_num_groups"),
     }  # fmt: skip
+
+
+def shape_from(source: str | Mapping[str, Any]) -> ModelShape:
+    """The shape of a public model by its name, or of a transformers config."""
+    return model_shape(source) if isinstance(source, str) else shape_from_config(source)

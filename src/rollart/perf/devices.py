@@ -27,8 +27,8 @@ _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)\s*tb/s")
 _LIMIT = re.compile(r"(\d{2,4})\s*w\b")
 _FORMS = ("sxm", "pcie", "nvl")
 _STAND_INS = {
-    "fp4": ("fp8", "int8", "bf16"), "fp8": ("bf16",), "int8": ("fp8", "bf16"), "tf32": ("fp32",), "fp16": ("bf16",),
-    "bf16": ("fp16", "fp32"), "fp32": (),
+    "fp4": ("fp8", "bf16", "fp16"), "fp8": ("bf16", "fp16"), "int8": ("fp8", "bf16", "fp16"), "tf32": ("fp32",),
+    "fp16": ("bf16",), "bf16": ("fp16", "fp32"), "fp32": (),
 }  # fmt: skip
 """What computes a dtype that the chip has no units for: weights are unpacked to the next wider one."""
 OTHER_MEMORY = 0.5

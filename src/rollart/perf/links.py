@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from itertools import pairwise
 from math import ceil, inf, isfinite
 from typing import Any, Literal
 
@@ -39,6 +40,8 @@ class Fabric:
     """Devices that the first tier joins: 8 of a node, 72 of an NVL72."""
     nvls_bytes_per_s: float = 0.0
     """Most that reduction in the switch gives as bus bandwidth; 0: the switch cannot."""
+    generation: str = ""
+    """Of the chip; devices of one generation run the same collective kernels."""
     provenance: str = "public table"
 
 
@@ -51,7 +54,7 @@ def _table() -> Mapping[str, Any]:
 def chip_name(device: str) -> str | None:
     """The table's name of the chip that `device` speaks of, or None: `A100-SXM4-40GB` and `A100 DGX` are A100."""
     words = re.findall(r"[A-Z0-9]+", re.sub(r"\(.*?\)", " ", device.upper()))
-    words += [first + second for first, second in zip(words, words[1:], strict=False)]
+    words += [first + second for first, second in pairwise(words)]
     known = [name for name in _table()["devices"] if name.upper() in words]
     return max(known, key=len) if known else None
 
@@ -88,6 +91,7 @@ def fabric(device: str, interconnect: str = "") -> Fabric:
         inter_bytes_per_s=inter or entry["nic_GBps"] * BYTES_PER_GB,
         domain=int(rated["domain"]),
         nvls_bytes_per_s=rated["nvls_GBps"] * BYTES_PER_GB,
+        generation=entry["generation"] if chip else "",
         provenance=entry["provenance"] if chip else "assumed",
     )
 
@@ -109,6 +113,8 @@ class Transfer:
     payload_bytes: float
     links: tuple[str, ...]
     start_s: float = 0.0
+    latency_s: float = 0.0
+    """Seconds after the start in which it moves nothing."""
     cap_bytes_per_s: float = inf
     """What it could use alone: its algorithm's bandwidth."""
 
@@ -147,8 +153,11 @@ def _check(transfers: Iterable[Transfer], capacity: Mapping[str, float]) -> None
         if transfer.name in names:
             raise ConfigError(f"two transfers are called {transfer.name!r}: give each its own name")
         names.add(transfer.name)
-        if not (isfinite(transfer.payload_bytes) and transfer.payload_bytes >= 0 and isfinite(transfer.start_s)):
-            raise ConfigError(f"transfer {transfer.name!r}: bytes {transfer.payload_bytes}, start {transfer.start_s} s")
+        begins_s = transfer.start_s + transfer.latency_s
+        if not (isfinite(transfer.payload_bytes) and transfer.payload_bytes >= 0 and isfinite(begins_s)):
+            raise ConfigError(
+                f"transfer {transfer.name!r}: {transfer.payload_bytes} bytes from {begins_s} s: need numbers, bytes 0 or more"
+            )
         if not transfer.links and transfer.cap_bytes_per_s == inf:
             raise ConfigError(f"transfer {transfer.name!r} crosses no link and has no cap: nothing bounds its rate")
         if transfer.cap_bytes_per_s <= 0:
@@ -161,19 +170,19 @@ def _check(transfers: Iterable[Transfer], capacity: Mapping[str, float]) -> None
 def shared_finish(transfers: Sequence[Transfer], capacity: Mapping[str, float]) -> dict[str, float]:
     """Second at which each transfer ends when all that are under way share their links fairly (a fluid model)."""
     _check(transfers, capacity)
-    pending = sorted(transfers, key=lambda transfer: (transfer.start_s, transfer.name))
+    pending = sorted(transfers, key=lambda transfer: (transfer.start_s + transfer.latency_s, transfer.name))
     active: dict[str, Transfer] = {}
     left: dict[str, float] = {}
     ends: dict[str, float] = {}
-    now_s = pending[0].start_s if pending else 0.0
+    now_s = pending[0].start_s + pending[0].latency_s if pending else 0.0
     while pending or active:
-        while pending and pending[0].start_s <= now_s:
+        while pending and pending[0].start_s + pending[0].latency_s <= now_s:
             transfer = pending.pop(0)
             active[transfer.name], left[transfer.name] = transfer, transfer.payload_bytes
         rates = fair_rates(list(active.values()), capacity)
         waits = {name: left[name] / rate if rate > 0 else inf for name, rate in rates.items()}
         next_end_s = now_s + min(waits.values(), default=inf)
-        next_s = min(next_end_s, pending[0].start_s if pending else inf)
+        next_s = min(next_end_s, pending[0].start_s + pending[0].latency_s if pending else inf)
         for name, rate in rates.items():
             left[name] -= rate * (next_s - now_s)
             if now_s + waits[name] <= next_s:

@@ -1,20 +1,23 @@
 """Closed forms of pipeline schedules: how long m micro-batches take on p stages, and what of it is bubble.
 
-Owns the schedule names and their step-time formulas. Invariant: with equal stages and no communication 1F1B and GPipe take exactly
-(m + p - 1)(tf + tb), interleaving divides the bubble by the number of chunks, and no schedule beats the busiest stage's own work. Why closed
-forms: a plan is judged in microseconds, whatever the number of ranks; the composer of timelines is checked against them.
-Sources: Narayanan et al. 2021 (arXiv 2104.04473) section 2.2; Qi et al. 2023 (arXiv 2401.10241) for zero bubble; DeepSeek-V3
-(arXiv 2412.19437) table 2 for DualPipe.
+Owns the schedule names and their step-time formulas. Invariant: with equal stages and no communication 1F1B and GPipe
+take exactly (m + p - 1)(tf + tb), interleaving divides the bubble by the number of chunks, and no schedule beats the
+busiest stage's own work. Why closed forms: a plan is judged in microseconds, whatever the number of ranks; the
+composer of timelines is checked against them. Sources: Narayanan et al. 2021 (arXiv 2104.04473) section 2.2; Qi et
+al. 2023 (arXiv 2401.10241) for zero bubble; DeepSeek-V3 (arXiv 2412.19437) table 2 for DualPipe.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
+from rollart.core.errors import ConfigError
+
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero_bubble", "dualpipe"]
 
 
 def balanced_layers(layers: int, stages: int, *, first_extra: float, last_extra: float) -> tuple[int, ...]:
-    """Layers of each stage: equal where they divide, else the split whose largest stage, extras counted in layers, is smallest.
+    """Layers of each stage: equal where they divide, else the split whose largest stage, extras counted in layers, is
+    smallest.
 
     `first_extra` and `last_extra` are the costs of the embedding and of the output head, in layers.
     """
@@ -31,7 +34,9 @@ def balanced_layers(layers: int, stages: int, *, first_extra: float, last_extra:
 
 
 def bubble_fraction(schedule: Schedule, *, stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Idle share relative to the ideal time m(tf + tb), equal stages with tb = 2 tf: (p-1)/m, divided by the chunks when interleaved."""
+    """Idle share relative to the ideal time m(tf + tb), equal stages with tb = 2 tf: (p-1)/m, divided by the chunks
+    when interleaved.
+    """
     forward, backward = 1.0, 2.0
     whole = schedule_s(
         schedule,
@@ -54,16 +59,17 @@ def schedule_s(
 ) -> float:
     """Seconds from the first forward to the last backward.
 
-    `stage_forward_s[i]` and `stage_backward_s[i]`: one micro-batch through all chunks of stage i; `chunks`: model chunks per stage (interleaved);
-    `weight_share`: part of the backward that computes weight gradients, which zero-bubble schedules defer. Raises ValueError on
-    unequal lengths, no stage, or fewer than one micro-batch or chunk.
+    `stage_forward_s[i]` and `stage_backward_s[i]`: one micro-batch through all chunks of stage i; `chunks`: model
+    chunks per stage (interleaved); `weight_share`: part of the backward that computes weight gradients, which
+    zero-bubble schedules defer. Raises ConfigError on unequal lengths, no stage, or fewer than one micro-batch or
+    chunk.
     """
     if not stage_forward_s or len(stage_forward_s) != len(stage_backward_s):
-        raise ValueError(
+        raise ConfigError(
             f"stages: {len(stage_forward_s)} forward and {len(stage_backward_s)} backward times; give one of each per stage"
         )
     if micro_batches < 1 or chunks < 1:
-        raise ValueError(f"micro_batches {micro_batches}, chunks {chunks}: both must be at least 1")
+        raise ConfigError(f"micro_batches {micro_batches}, chunks {chunks}: both must be at least 1")
     totals = [f + b for f, b in zip(stage_forward_s, stage_backward_s, strict=True)]
     slowest = max(totals)
     others = sum(totals) - slowest

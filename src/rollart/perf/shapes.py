@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
 from rollart.core.errors import ConfigError
 from rollart.perf.names import best_entries, unknown, words
@@ -77,6 +77,8 @@ class ModelShape:
     """Width of one shared expert; 0: moe_ffn."""
     moe_latent: int = 0
     """Experts work in this narrower space between two projections."""
+    expert_bits: float = 0.0
+    """Above 0: experts are published in this many bits only and stay so whatever the precision of the rest."""
     attention_layers: int = -1
     dense_layers: int = -1
     """With a dense feed-forward block; -1: all without experts, none with them."""
@@ -275,10 +277,3 @@ def model_shape(name: str, extra: Mapping[str, ModelShape] | None = None) -> Mod
             "model", name, [*sorted(fits), *(extra or ()), *table], "or give its transformers config or numbers"
         )
     return table[fits.pop()][0]
-
-
-def shape_from(source: str | Mapping[str, Any]) -> ModelShape:
-    """A public model's name or a transformers config."""
-    from rollart.perf.configs import shape_from_config
-
-    return model_shape(source) if isinstance(source, str) else shape_from_config(source)
