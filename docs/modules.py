@@ -13,7 +13,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN = "<!-- modules: made by docs/modules.py -->"
 END = "<!-- end of modules -->"
-LAYERS = ("cli", "recipes", "runtime", "sim", "control", "ports.py", "observe", "config", "learn", "sched", "perf", "core")
+LAYERS = (
+    "cli",
+    "recipes",
+    "runtime",
+    "sim",
+    "control",
+    "ports.py",
+    "observe",
+    "config",
+    "learn",
+    "sched",
+    "perf",
+    "core",
+)
 """From the top down, as in the page's diagram."""
 SENTENCE = re.compile(r"^(.*?)\.(?:\s|$)", re.DOTALL)
 
