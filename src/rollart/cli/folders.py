@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,15 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollart.config.load import Resolved
-from rollart.core.errors import ConfigError
+from rollart.core.errors import ConfigError, StoreError
 
 MARK = "config.yaml"
-"""Every run writes it first: a folder without it is not a run's."""
+"""A run writes it when it starts, before its record: a folder without it is not a run's."""
 LOCK = ".lock"
 """The file that a run keeps locked while it lives."""
-
-
-CHECKPOINTS = "checkpoints"
+BEFORE_THE_START = (LOCK, ".processes", ".processes.new")
+"""All that is in the folder of a run that was refused, or killed, before it started."""
 
 
 def folder_of(resolved: Resolved) -> Path:
@@ -35,43 +35,63 @@ def claim(folder: Path, *, overwrite: bool, end_earlier: Callable[[Path], object
 
     end_earlier: ends the processes that the run in a folder has left; their record goes with the folder.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists():
+        return
+    if folder.is_dir() and all(path.name in BEFORE_THE_START for path in folder.iterdir()) and not in_use(folder):
+        end_earlier(folder)
         return
     if not overwrite:
         raise ConfigError(
             f"{folder} exists already; choose another name with name=NAME, or replace that run with --overwrite"
         )
+    if in_use(folder):
+        raise ConfigError(f"{folder} belongs to a run that is alive; end it first, or use name=NAME")
     if not (folder / MARK).is_file():
         raise ConfigError(
             f"{folder} is not the folder of a run (it has no {MARK}), so it is not replaced; use name=NAME"
         )
-    if in_use(folder):
-        raise ConfigError(f"{folder} belongs to a run that is alive; end it first, or use name=NAME")
     end_earlier(folder)
     shutil.rmtree(folder)
 
 
 def in_use(folder: Path) -> bool:
-    """A process holds the folder's lock; the lock ends with its process, however that ends."""
+    """A process holds the folder's lock; the lock ends with its process, however that ends. Raises StoreError."""
     try:
         with (folder / LOCK).open("rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True
+    except OSError as error:
+        raise StoreError(
+            f"{folder / LOCK}: cannot be opened: {error.strerror}; it is a file, which a run keeps locked while it lives: if "
+            "no run has the folder, remove it"
+        ) from error
     return False
 
 
 @contextmanager
-def told_how_to_resume(folder: Path) -> Iterator[None]:
-    """Whoever interrupts a run that has a checkpoint is told how to go on with it."""
+def told_how_to_resume(folder: Path, can_go_on: Callable[[Path], bool]) -> Iterator[None]:
+    """Whoever interrupts a run, or whose run failed, is told how to go on with it, if it can be gone on with.
+
+    can_go_on: whether the run in a folder has a whole checkpoint that `resume` would take.
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        if any((folder / CHECKPOINTS).glob("step-*")):
-            sys.stderr.write(f"to go on with it: rollart resume {folder}\n")
+    except ConfigError:  # a refusal, which says itself what can be done
         raise
+    except (KeyboardInterrupt, Exception):  # boundary: whatever ended the run, a bug too, passes on
+        if _free(folder) and can_go_on(folder):
+            sys.stderr.write(f"to go on with it: {shlex.join(['rollart', 'resume', str(folder)])}\n")
+        raise
+
+
+def _free(folder: Path) -> bool:
+    try:
+        return not in_use(folder)
+    except StoreError:
+        return False
 
 
 def existing(run: str) -> Path:

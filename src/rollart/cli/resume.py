@@ -6,6 +6,7 @@ What the kept state depends on stays as it was; anything else may be changed, fo
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,10 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
     resolved = resolved_for(folder, arguments.words)
     if folders.in_use(folder):
         raise ConfigError(
-            f"{folder} belongs to a run that is alive; end it first (Ctrl-C ends it so that it can go on)"
+            f"{folder} belongs to a run that is alive; wait for it, or end it (Ctrl-C ends it so that it can go on)"
         )
     extras.require(resolved.config)
-    with folders.told_how_to_resume(folder):
+    with folders.told_how_to_resume(folder, work.can_go_on):
         return work.resume(folder, resolved, plain=arguments.plain)
 
 
@@ -67,11 +68,17 @@ def resolved_for(folder: Path, words: Sequence[str]) -> Resolved:
                 (
                     f"{folder} cannot go on with another value of what its state depends on:",
                     *(f"  {line}" for line in problems),
-                    f"leave it as it was, or start another run: rollart train {path} name=NAME {' '.join(words)}",
+                    f"leave it as it was, or start another run: {_another(path, words)}",
                 )
             )
         )
     return after
+
+
+def _another(path: Path, words: Sequence[str]) -> str:
+    """The command that starts a run of its own with the same changes."""
+    name = [] if any(word.partition("=")[0] == "name" for word in words) else ["name=NAME"]
+    return shlex.join(["rollart", "train", str(path), *name, *words])
 
 
 def refusals(before: RunConfig, after: RunConfig) -> Iterator[str]:

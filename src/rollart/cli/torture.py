@@ -12,11 +12,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollart.cli.work import Work
-from rollart.core.errors import ConfigError
+from rollart.core.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from rollart.sim.torture.campaign import Tally
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 SUMMARY = "run the control code on virtual time under random faults"
 SHOWN = 5
 """Broken seeds that are printed; all of them are in the JSON."""
+WHAT = ("seeds", "seed", "scenario", "mutants")
+"""One of them says what is run."""
+GOES_WITH: Mapping[str, tuple[str, ...]] = {
+    "first": ("seeds",), "stop": ("seeds",), "workers": ("seeds", "mutants"), "json": ("seeds", "mutants"),
+    "log": ("seed", "scenario"),
+}  # fmt: skip
+"""What each other option has a meaning for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,33 +42,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--seed", type=int, metavar="S", help="run the scenario of one seed, and shrink it if it breaks")
     what.add_argument("--scenario", type=Path, metavar="FILE", help="run a scenario from a JSON file")
     what.add_argument("--mutants", type=Path, metavar="DIR", help="which of the patches in DIR tests or 300 seeds find")
-    parser.add_argument("--first", type=int, default=0, metavar="K", help="the first seed of --seeds (default 0)")
+    parser.add_argument("--first", type=int, metavar="K", help="the first seed of --seeds (default 0)")
+    parser.add_argument("--workers", type=int, metavar="W", help="processes of --seeds or --mutants (default: cores)")
     parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="W", help="processes (default: cores)"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write what --seeds or --mutants came to, with coverage tables, to FILE",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and coverage tables to FILE")
     parser.add_argument("--log", type=Path, metavar="FILE", help="write the event log of --seed or --scenario to FILE")
     parser.add_argument("--stop", action="store_true", help="stop at the first seed that breaks a promise")
 
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
+    _refuse(arguments)
     if arguments.seeds is not None:
-        if arguments.seeds < 1 or arguments.workers < 1:
-            raise ConfigError("--seeds and --workers are 1 or more")
         return _many(arguments)
     if arguments.mutants is not None:
         from rollart.sim import mutants
 
-        return mutants.run(arguments.mutants, arguments.json, arguments.workers)
+        return mutants.run(arguments.mutants, arguments.json, _workers(arguments))
     from rollart.sim.torture.scenario import scenario
 
     return _one(scenario(arguments.seed) if arguments.seed is not None else _read(arguments.scenario), arguments)
 
 
+def _refuse(arguments: argparse.Namespace) -> None:
+    """Before anything is run. Raises ConfigError for what has no meaning, StoreError for a file that cannot be written."""
+    what = next(name for name in WHAT if getattr(arguments, name) is not None)
+    for name, of in GOES_WITH.items():
+        if getattr(arguments, name) not in (None, False) and what not in of:
+            raise ConfigError(
+                f"--{name} means nothing to --{what}; it goes with {' or '.join(f'--{one}' for one in of)}; leave it out"
+            )
+    for name, least in (("seeds", 1), ("workers", 1), ("seed", 0), ("first", 0)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} {value}: it is {least} or more")
+    for path in (arguments.json, arguments.log):
+        if path is not None:
+            _require_writable(path)
+
+
+def _require_writable(path: Path) -> None:
+    """Hours of seeds must not end in a file that cannot be written. Leaves no file where there was none."""
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}; nothing was run; name another file") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _workers(arguments: argparse.Namespace) -> int:
+    return int(arguments.workers or os.cpu_count() or 1)
+
+
 def _many(arguments: argparse.Namespace) -> int:
     from rollart.sim.torture.campaign import as_json, campaign
 
-    started = time.monotonic()
+    first, started = arguments.first or 0, time.monotonic()
 
     def progress(tally: Tally) -> None:
         seconds = time.monotonic() - started
@@ -70,14 +121,12 @@ def _many(arguments: argparse.Namespace) -> int:
         )
         sys.stderr.flush()
 
-    tally = campaign(
-        arguments.first, arguments.seeds, workers=arguments.workers, stop=arguments.stop, progress=progress
-    )
+    tally = campaign(first, arguments.seeds, workers=_workers(arguments), stop=arguments.stop, progress=progress)
     sys.stderr.write("\n")
-    report = as_json(tally, first=arguments.first, seconds=time.monotonic() - started)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = as_json(tally, first=first, seconds=time.monotonic() - started)
     _print(report)
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps(report, indent=1).encode() + b"\n")
     return 1 if tally.broken or tally.short else 0
 
 
@@ -101,7 +150,7 @@ def _one(chosen: Scenario, arguments: argparse.Namespace) -> int:
     outcome = drive.run(chosen)
     _tell(outcome)
     if arguments.log is not None:
-        arguments.log.write_bytes(outcome.log_bytes)
+        _write(arguments.log, outcome.log_bytes)
     if not outcome.broken:
         return 0
     sys.stderr.write("looking for a small scenario that breaks the same promise ..\n")
@@ -123,5 +172,5 @@ def _read(path: Path) -> Scenario:
 
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} holds no scenario: {error}; it is the JSON that --seed prints") from error

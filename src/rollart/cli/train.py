@@ -21,5 +21,5 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
     extras.require(resolved.config)
     folder = folders.folder_of(resolved)
     folders.claim(folder, overwrite=arguments.overwrite, end_earlier=work.end_earlier)
-    with folders.told_how_to_resume(folder):
+    with folders.told_how_to_resume(folder, work.can_go_on):
         return work.train(resolved, plain=arguments.plain)

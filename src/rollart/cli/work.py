@@ -50,6 +50,8 @@ class Work:
     resume_check: ResumeCheck
     end_earlier: Callable[[Path], object] = lambda folder: None
     """End the processes that the run in a folder has left."""
+    can_go_on: Callable[[Path], bool] = lambda folder: False
+    """Whether the run in a folder has a whole checkpoint that `resume` would go on from."""
 
 
 def _train(resolved: Resolved, *, plain: bool) -> int:
@@ -88,6 +90,14 @@ def _end_earlier(folder: Path) -> object:
     return reap.end_earlier(folder)
 
 
+def _can_go_on(folder: Path) -> bool:
+    try:
+        from rollart.runtime.folder import can_go_on
+    except ModuleNotFoundError:  # then nothing was run either, and what is missing is told
+        return False
+    return can_go_on(folder)
+
+
 REAL = Work(
     train=_train,
     resume=_resume,
@@ -95,4 +105,5 @@ REAL = Work(
     report=_report,
     resume_check=_resume_check,
     end_earlier=_end_earlier,
+    can_go_on=_can_go_on,
 )

@@ -86,10 +86,11 @@ FAILURE_KINDS: dict[Boundary, frozenset[str]] = {
     "engine": frozenset({"raised", "timeout", "lost", "refused"}),
     "scorer": frozenset({"raised", "timeout", "lost", "not_finite"}),
     "trainer": frozenset({"raised", "timeout", "lost", "frozen_weights"}),
-    "store": frozenset({"torn", "missing", "full", "timeout"}),
+    "store": frozenset({"torn", "missing", "full", "refused", "timeout"}),
     "cluster": frozenset({"no_room", "timeout", "lost", "start_failed"}),
 }
-"""raised: its code raised; timeout: a deadline passed; lost: the process is gone; refused: it will not take this work."""
+"""raised: its code raised; timeout: a deadline passed; lost: the process is gone; refused: it will not take this work.
+Of the store: torn: bytes are not what was written, or stop in the middle; refused: the place may not be written."""
 
 
 def failure(where: Boundary, kind: str, detail: str = "", *, retryable: bool = True) -> Failure:

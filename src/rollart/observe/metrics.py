@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollart.observe.jsonl import LineWriter
+from rollart.observe.jsonl import LineWriter, write_rows
 from rollart.observe.log import Event
 from rollart.observe.members import Finished, Members
 from rollart.observe.metric_docs import table
@@ -309,13 +309,13 @@ def rows_of(events: Iterable[Event]) -> list[Row]:
 
 
 class MetricsWriter:
-    """A sink that keeps `metrics.jsonl`. `history`: the surviving events of a resumed run, whose rows are written anew."""
+    """A sink that keeps `metrics.jsonl`."""
 
     def __init__(self, path: Path, history: Iterable[Event] = ()) -> None:
+        """`history`: the surviving events of a resumed run, whose rows replace the file once all of it was read."""
         self._fold = MetricsFold()
-        self._lines = LineWriter(path)
-        for event in history:
-            self(event)
+        write_rows(path, (row for event in history for row in self._fold(event)))
+        self._lines = LineWriter(path, append=True)
 
     def __call__(self, event: Event) -> None:
         for row in self._fold(event):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from rollart.config.load import Resolved, dump, load_file
 from rollart.config.schema import RunConfig
-from rollart.core.errors import ClusterError, ConfigError, StoreError
+from rollart.core.errors import ClusterError, ConfigError, RollartError, StoreError
 from rollart.core.events import Sink, header
 from rollart.core.snapshot import Resumed
 from rollart.observe.display import Display
@@ -27,7 +28,7 @@ from rollart.observe.past import Past, number_of, past_of
 from rollart.observe.report import write_results
 from rollart.observe.timeline import write_trace
 from rollart.observe.trajectories import Encoded, Pieces, TrajectoryWriter
-from rollart.runtime.checkpoints import latest
+from rollart.runtime.checkpoint_reading import latest
 from rollart.runtime.payload import TokenPayload
 from rollart.runtime.tokenizers import Tokenizer
 
@@ -60,10 +61,11 @@ class Records:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, *, instead: str = "") -> Iterator[None]:
     """Only one process may write a run; the lock ends with its process.
 
-    Raises ClusterError when another one does, StoreError when the folder cannot be written.
+    `instead`: what else can be done, beside waiting, when another process has the run.
+    Raises ClusterError when another one has it, StoreError when the folder cannot be written.
     """
     path = folder / ".lock"
     try:
@@ -74,8 +76,12 @@ def held(folder: Path) -> Iterator[None]:
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ClusterError(f"{folder} is in use by another process; wait for it or end it{instead}") from error
         except OSError as error:
-            raise ClusterError(f"{folder} is in use by another process; wait for it, or use name=NAME") from error
+            raise StoreError(
+                f"{path}: cannot be locked: {error.strerror}; keep runs on a disk with file locks"
+            ) from error
         yield
 
 
@@ -94,16 +100,24 @@ def keep_config(folder: Path, resolved: Resolved) -> None:
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-def where_from(folder: Path, config: RunConfig) -> Start:
-    """From where the run in `folder` goes on with `config`.
+def where_from(folder: Path, config: RunConfig, *, thorough: bool = True) -> Start:
+    """From where the run in `folder` goes on with `config`. Reads the whole log, and changes nothing.
 
+    `thorough`: read every byte of the checkpoint too.
     Raises ConfigError when there is nothing to do or nothing to go on from, StoreError when what there is cannot be read.
     """
     past = past_of(folder / EVENTS)
-    found = latest(folder / CHECKPOINTS, last_seq=past.last_seq)
     torn = () if past.torn is None else (str(past.torn),)
+    try:
+        found = latest(folder / CHECKPOINTS, past, thorough=thorough)
+        if past.incarnations:
+            EventLog(past.path, lambda torn: None)
+    except StoreError as error:
+        raise StoreError(
+            f"{error}\nput back what is missing or damaged, or begin the run again: {_anew(folder)}"
+        ) from error
     if found is None:
-        _begins_anew(folder, past)
+        _begins_anew(folder, past, config)
         resumed = Resumed(
             snapshot=None, lost=past.lost(0), highest_version=past.highest_version, notes=torn,
         )  # fmt: skip
@@ -111,6 +125,10 @@ def where_from(folder: Path, config: RunConfig) -> Start:
     else:
         snapshot, trainer, notes = found
         _has_more(folder, past, snapshot.step, config.schedule.steps)
+        notes += tuple(
+            f"{one.why}; it stands after {trainer.parent.name}, so it is taken back"
+            for one in past.broken_after(past.incarnations - 1, snapshot.seq)
+        )
         resumed = Resumed(
             snapshot=snapshot, trainer=str(trainer), lost=past.lost(snapshot.seq),
             highest_version=max(past.highest_version, snapshot.version), notes=torn + notes,
@@ -124,17 +142,32 @@ def where_from(folder: Path, config: RunConfig) -> Start:
     )
 
 
-def _begins_anew(folder: Path, past: Past) -> None:
+def can_go_on(folder: Path) -> bool:
+    """Whether the run in `folder` has a checkpoint from which `resume` would go on. Looks at sizes, not at every byte."""
+    try:
+        start = where_from(folder, load_file(folder / CONFIG).config, thorough=False)
+    except RollartError:
+        return False
+    return start.resumed is not None and start.resumed.snapshot is not None
+
+
+def _begins_anew(folder: Path, past: Past, config: RunConfig) -> None:
     """A run that died before its first checkpoint begins anew; one that kept none, or lost them, is not thrown away."""
-    anew = "start it anew: rollart train"
     if past.checkpointed:
         raise StoreError(
-            f"{folder / CHECKPOINTS}: is missing or empty, but the event log tells of checkpoints; put them back, or {anew}"
+            f"{folder / CHECKPOINTS}: is missing or empty, but the event log tells of checkpoints; put them back, or begin "
+            f"the run again: {_anew(folder)}"
         )
     if past.trained:
+        why = past.unkept or ("none was completed" if config.checkpoint.every else "checkpoint.every=0")
         raise ConfigError(
-            f"{folder} has trained steps and kept no checkpoint (checkpoint.every=0) to go on from; {anew}"
+            f"{folder} has trained steps and kept no checkpoint ({why}) to go on from; begin it again: {_anew(folder)}"
         )
+
+
+def _anew(folder: Path) -> str:
+    """The command that starts a run as this one was configured."""
+    return shlex.join(["rollart", "train", str(folder / CONFIG), "name=NAME"])
 
 
 def _has_more(folder: Path, past: Past, trained: int, steps: int) -> None:

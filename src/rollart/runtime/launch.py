@@ -37,10 +37,10 @@ from rollart.runtime.trainer.facade import RemoteTrainer, start_trainer
 
 def train(resolved: Resolved, *, plain: bool) -> int:
     """Run to the end; returns the exit code. Raises RollartError when the run fails."""
+    room.require(resolved.config)
     folder = Path(resolved.config.output_dir).expanduser() / resolved.config.name
-    with held(folder):
-        keep_config(folder, resolved)
-        _go(resolved.config, folder, Start(), plain=plain)
+    with held(folder, instead=", or use name=NAME"):
+        _go(resolved, folder, Start(), plain=plain)
     print_summary(folder)
     return 0
 
@@ -48,23 +48,24 @@ def train(resolved: Resolved, *, plain: bool) -> int:
 def resume(run_dir: Path, resolved: Resolved, *, plain: bool) -> int:
     """Go on with the run in `run_dir`, wherever that was moved to, from its newest whole checkpoint to the end.
 
-    Returns the exit code. Raises RollartError when the run fails, or cannot be gone on with.
+    Returns the exit code. Raises RollartError when the run fails, or cannot be gone on with: then its folder is as it was.
     """
     with held(run_dir):
         start = where_from(run_dir, resolved.config)
-        keep_config(run_dir, resolved)
-        _go(resolved.config, run_dir, start, plain=plain)
+        room.require(resolved.config)
+        _go(resolved, run_dir, start, plain=plain)
     print_summary(run_dir)
     return 0
 
 
-def _go(config: RunConfig, folder: Path, start: Start, *, plain: bool) -> None:
-    """Wire the world of this machine and run control in it."""
+def _go(resolved: Resolved, folder: Path, start: Start, *, plain: bool) -> None:
+    """Wire the world of this machine and run control in it. What may refuse the run comes before the first file of it."""
+    config = resolved.config
     with ExitStack() as stack:
-        room.require(config)
         label = stack.enter_context(reap.labelled(folder))
         tokenizer = build_tokenizer(config.tokenizer)
         specs = _specs(config, tokenizer)
+        keep_config(folder, resolved)
         display = Display(plain=plain)
         stack.callback(display.close)
         stack.enter_context(results(folder))
@@ -75,7 +76,11 @@ def _go(config: RunConfig, folder: Path, start: Start, *, plain: bool) -> None:
             first_engine=start.first_engine, first_host=start.first_host,
         )  # fmt: skip
         keep = config.checkpoint
-        checkpoints = DiskCheckpoints(folder / CHECKPOINTS, keep=keep.keep, flush=records.flush) if keep.every else None
+        checkpoints = (
+            DiskCheckpoints(folder / CHECKPOINTS, keep=keep.keep, incarnation=start.incarnation, flush=records.flush)
+            if keep.every
+            else None
+        )
         world = World(
             name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=specs, sinks=records.sinks,
             keep=records.keep, prepare=_Preparing(config, specs, tokenizer), checkpoints=checkpoints,

@@ -270,10 +270,14 @@ class SimEngine:
         self._version = version
         self._held = {held: manifest for held, manifest in self._held.items() if held > version}
         self._invalid, self._cached = {**self._invalid, **self._cached}, {}
-        past = [r.request for r in self._running.values() if r.request.pin is not None and r.request.pin < version]
-        for request in past:
-            del self._running[request.id]
-            self._exchange.answer([(request.id, _failed(_past(self.info.id, request, version)))])
+        past = [r for r in self._running.values() if r.request.pin is not None and r.request.pin < version]
+        for running in past:
+            if running.started:  # deaf to the abort that came before: what it has sampled stays in the book
+                self._finish(running.request.id, "aborted")
+                continue
+            del self._running[running.request.id]
+            why = _past(self.info.id, running.request, version)
+            self._exchange.answer([(running.request.id, _failed(why))])
 
     # --- the rest of the port ------------------------------------------------------------------------------------------
 

@@ -123,6 +123,12 @@ def test_overwrite_removes_no_folder_that_is_not_a_run(tmp_path: Path, capsys: p
     assert precious.exists()
 
 
+def test_overwrite_removes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "smoke").write_text("text", encoding="utf-8")
+    assert rollart(train_in(tmp_path, "--overwrite"), Calls()) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err
+
+
 def test_overwrite_removes_no_run_that_is_alive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = a_run(tmp_path / "smoke")
     with (folder / folders.LOCK).open("w") as handle:
@@ -131,6 +137,20 @@ def test_overwrite_removes_no_run_that_is_alive(tmp_path: Path, capsys: pytest.C
     assert "belongs to a run that is alive" in capsys.readouterr().err
     assert (folder / folders.MARK).exists()
     assert rollart(train_in(tmp_path, "--overwrite"), Calls()) == 0
+
+
+def test_what_a_run_that_never_started_has_left_is_in_no_ones_way(tmp_path: Path) -> None:
+    ended: list[Path] = []
+    folder = tmp_path / "smoke"
+    folder.mkdir()
+    (folder / folders.LOCK).touch()
+    (folder / ".processes").write_text("{}", encoding="utf-8")
+    folders.claim(folder, overwrite=False, end_earlier=ended.append)
+    assert ended == [folder]
+    with (folder / folders.LOCK).open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="belongs to a run that is alive"):
+            folders.claim(folder, overwrite=True, end_earlier=ended.append)
 
 
 def test_a_bad_configuration_is_refused_before_anything_starts(

@@ -10,26 +10,34 @@ import pytest
 
 from rollart.cli import folders
 from rollart.cli.main import main
-from rollart.cli.work import Work
+from rollart.cli.work import REAL, Work
 from rollart.config.load import Resolved, dump
+from rollart.core.errors import ClusterError, ConfigError, RunFailed, StoreError, failure
 from rollart.recipes.registry import resolve
 
 
 class Resumes:
-    """Work that notes what was to be resumed, and perhaps is interrupted."""
+    """Work that notes what was to be resumed, and perhaps is interrupted or fails."""
 
-    def __init__(self, *, interrupted: bool = False) -> None:
+    def __init__(self, *, error: BaseException | None = None, can_go_on: bool = False) -> None:
         self.made: list[tuple[Path, Resolved, bool]] = []
-        self.interrupted = interrupted
+        self.asked: list[Path] = []
+        self.error = error
+        self.whole = can_go_on
+
+    def can_go_on(self, folder: Path) -> bool:
+        self.asked.append(folder)
+        return self.whole
 
     def resume(self, run_dir: Path, resolved: Resolved, *, plain: bool) -> int:
         self.made.append((run_dir, resolved, plain))
-        if self.interrupted:
-            raise KeyboardInterrupt
+        if self.error is not None:
+            raise self.error
         return 0
 
     def train(self, resolved: Resolved, *, plain: bool) -> int:
-        raise KeyboardInterrupt
+        assert self.error is not None
+        raise self.error
 
     def evaluate(self, run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> int:
         raise AssertionError("nothing is evaluated here")
@@ -46,9 +54,16 @@ def rollart(work: Resumes, *words: str) -> int:
         words,
         work=Work(
             train=work.train, resume=work.resume, evaluate=work.evaluate, report=work.report,
-            resume_check=work.resume_check,
+            resume_check=work.resume_check, can_go_on=work.can_go_on,
         ),
     )  # fmt: skip
+
+
+def started(command: str, run: Path) -> list[str]:
+    """The words that start, or resume, the run in a folder."""
+    if command == "resume":
+        return ["resume", str(run)]
+    return ["train", "smoke", f"output_dir={run.parent}", "--profile", "none", "--overwrite"]
 
 
 @pytest.fixture
@@ -112,7 +127,8 @@ def test_what_the_state_depends_on_is_refused_with_reason_and_way_out(
     assert rollart(work, "resume", str(run), *words) == 2
     text = capsys.readouterr().err
     assert said in text
-    assert text.splitlines()[-1].endswith(f"rollart train {run / folders.MARK} name=NAME {' '.join(words)}")
+    name = [] if word.startswith("name=") else ["name=NAME"]
+    assert text.splitlines()[-1].endswith(" ".join((f"rollart train {run / folders.MARK}", *name, *words)))
     assert work.made == []
 
 
@@ -138,17 +154,65 @@ def test_a_run_that_is_not_there_is_named_with_the_nearest(run: Path, capsys: py
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])
-def test_an_interrupted_run_says_how_to_go_on(run: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    (run / "checkpoints" / "step-000000").mkdir(parents=True)
-    work = Resumes(interrupted=True)
-    if command == "train":
-        other = run.with_name("moved")
-        run.rename(other)
-        with folders.told_how_to_resume(other):
-            pass
-        with pytest.raises(KeyboardInterrupt), folders.told_how_to_resume(other):
-            work.train(resolve("smoke"), plain=True)
-        assert capsys.readouterr().err == f"to go on with it: rollart resume {other}\n"
-    else:
-        assert rollart(work, "resume", str(run)) == 130
-        assert capsys.readouterr().err == f"to go on with it: rollart resume {run}\nrollart: interrupted\n"
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (KeyboardInterrupt(), "rollart: interrupted"),
+        (RunFailed("all hosts are gone", failure("env", "lost", "x")), "env lost: x"),
+        (StoreError("events.jsonl: cannot be written"), "rollart {}: events.jsonl: cannot be written"),
+    ],
+)
+def test_a_run_that_was_interrupted_or_failed_says_how_to_go_on(
+    run: Path, capsys: pytest.CaptureFixture[str], command: str, error: BaseException, last: str
+) -> None:
+    work = Resumes(error=error, can_go_on=True)
+    assert rollart(work, *started(command, run)) in (1, 130)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"to go on with it: rollart resume {run}"
+    assert lines[-1] == last.format(command)
+    assert work.asked == [run]
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_who_has_nothing_to_go_on_from_is_not_told_to(
+    run: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (run / "checkpoints" / "step-000004.partial").mkdir(parents=True)
+    rollart(Resumes(error=RunFailed("no"), can_go_on=False), *started(command, run))
+    assert "to go on with it" not in capsys.readouterr().err
+
+
+def test_a_refusal_says_itself_what_can_be_done(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = Resumes(error=ConfigError("is done; to train more, .."), can_go_on=True)
+    assert rollart(work, "resume", str(run)) == 2
+    assert capsys.readouterr().err == "rollart resume: is done; to train more, ..\n"
+
+
+def test_who_lost_a_race_for_a_run_is_not_told_to_go_on_with_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (run / folders.LOCK).open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(ClusterError), folders.told_how_to_resume(run, lambda folder: True):
+            raise ClusterError("in use")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_real_command_looks_whether_a_run_can_be_gone_on_with(run: Path) -> None:
+    assert REAL.can_go_on(run) is False
+
+
+def test_a_folder_with_spaces_is_told_so_that_it_can_be_pasted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = run.with_name("my run")
+    run.rename(other)
+    rollart(Resumes(error=KeyboardInterrupt(), can_go_on=True), "resume", str(other))
+    assert f"rollart resume '{other}'\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["resume", "{run}"], ["train", "smoke", "output_dir={at}", "--overwrite"]])
+def test_a_lock_that_cannot_be_opened_is_an_error_with_its_path(
+    run: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (run / folders.LOCK).mkdir()
+    asked = [word.format(run=run, at=run.parent) for word in words]
+    assert rollart(Resumes(), *asked) == 1
+    assert f"{run / folders.LOCK}: cannot be opened: Is a directory; " in capsys.readouterr().err
+    assert (run / folders.MARK).is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 from synthetic_run import encode, pieces, synthetic
 from test_metrics_fold import Script
 
+from rollart.core.errors import StoreError
 from rollart.core.types import Trajectory
 from rollart.observe.interruptions import InterruptionsFold, told
-from rollart.observe.jsonl import LineWriter
+from rollart.observe.jsonl import LineWriter, write_rows
 from rollart.observe.live import LiveState, plain_line
 from rollart.observe.log import EventWriter
-from rollart.observe.past import past_of
+from rollart.observe.past import Broken, Past, past_of
 from rollart.observe.readings import Picks
 from rollart.observe.report import write_report
 from rollart.observe.summary import summarise
@@ -230,3 +232,46 @@ def test_the_past_of_nothing_is_nothing(tmp_path: Path, exists: bool) -> None:
     if exists:
         path.touch()
     assert (past_of(path).incarnations, past_of(path).last_seq, past_of(path).highest_version) == (0, 0, -1)
+
+
+def went_on() -> Past:
+    """Incarnation 0 came to event 20; 1 went on after 10 and came to 18; 2 went on after 14 and came to 30."""
+    broken = (Broken(incarnation=0, seq=12, why="a"), Broken(incarnation=1, seq=13, why="b"))
+    return Past(incarnations=3, ends=(20, 18, 30), resumes=((1, 10), (2, 14)), broken=broken, last_seq=30)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "seq", "said"),
+    [
+        (0, 10, ""),
+        (0, 11, "taken back: the run went on after event 10 "),
+        (1, 12, ""),
+        (1, 14, "is broken before that: b"),
+        (1, 15, "taken back: the run went on after event 14 "),
+        (2, 20, "is broken before that: b"),
+        (2, 31, "ends at 30"),
+        (3, 20, "incarnation 3"),
+    ],
+)
+def test_only_what_survives_and_can_be_read_is_gone_on_from(incarnation: int, seq: int, said: str) -> None:
+    against = went_on().against(incarnation, seq)
+    assert said in against
+    assert bool(said) == bool(against)
+
+
+def test_a_break_counts_after_a_checkpoint_when_it_is_in_the_course_that_survives() -> None:
+    assert [one.why for one in went_on().broken_after(1, 12)] == ["b"]
+    assert went_on().broken_after(2, 20) == ()
+
+
+def test_rows_that_cannot_all_be_made_leave_the_file_as_it_was(tmp_path: Path) -> None:
+    def rows() -> Iterator[object]:
+        yield {"a": 1}
+        raise StoreError("the log is broken at byte 7")
+
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, [{"a": 0}])
+    with pytest.raises(StoreError, match=r"^the log is broken at byte 7$"):
+        write_rows(path, rows())
+    assert [one.name for one in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert path.read_text(encoding="utf-8") == '{"a":0}\n'

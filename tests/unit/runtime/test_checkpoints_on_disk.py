@@ -20,16 +20,21 @@ from snapshots import TASKS, snapshot, trajectory
 from rollart.core.errors import StoreError, TrainerError, TrainerLost
 from rollart.core.snapshot import Snapshot
 from rollart.core.types import Failure
-from rollart.runtime.checkpoints import CONTROL, MARK, TRAINER, DiskCheckpoints, latest
+from rollart.observe.past import Past
+from rollart.runtime.checkpoint_reading import CONTROL, MARK, TRAINER, latest
+from rollart.runtime.checkpoints import DiskCheckpoints
 
 WEIGHTS = bytes(range(256)) * 64
 
 
-def save(folder: Path, one: Snapshot, *, keep: int = 2, weights: bytes = WEIGHTS, **more: Any) -> str | Failure:
+def save(
+    folder: Path, one: Snapshot, *, keep: int = 2, incarnation: int = 0, weights: bytes = WEIGHTS, **more: Any
+) -> str | Failure:
     async def trainers_part(path: str) -> None:
         await asyncio.to_thread(Path(path).write_bytes, weights)
 
-    return asyncio.run(DiskCheckpoints(folder, keep=keep, **more).save(one, trainers_part))
+    store = DiskCheckpoints(folder, keep=keep, incarnation=incarnation, **more)
+    return asyncio.run(store.save(one, trainers_part))
 
 
 def failed(folder: Path, one: Snapshot, error: Exception) -> str | Failure:
@@ -37,7 +42,7 @@ def failed(folder: Path, one: Snapshot, error: Exception) -> str | Failure:
         await asyncio.to_thread(Path(path + ".partial").write_bytes, b"x" * 321)
         raise error
 
-    return asyncio.run(DiskCheckpoints(folder, keep=2).save(one, trainers_part))
+    return asyncio.run(DiskCheckpoints(folder, keep=2, incarnation=0).save(one, trainers_part))
 
 
 def same(one: object, other: object) -> bool:
@@ -171,6 +176,17 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def remarked(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """A mark that is JSON, and something else than what was written."""
+
+    def damage(path: Path) -> None:
+        mark = json.loads(path.read_text())
+        change(mark)
+        path.write_text(json.dumps(mark))
+
+    return damage
+
+
 def extend(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"more")
 
@@ -192,6 +208,17 @@ def extend(path: Path) -> None:
             "format 'rollart-checkp",
         ),
         (MARK, lambda path: path.write_text("[]"), f"{MARK}: is no mark"),
+        (MARK, lambda path: path.write_text("[" * 100_000), f"{MARK}: is no mark"),
+        (MARK, lambda path: path.write_bytes(b"\xff{}"), f"{MARK}: is no mark"),
+        (MARK, remarked(lambda mark: mark["files"][TRAINER].update(bytes="zz")), f"'bytes' of {TRAINER} is 'zz'"),
+        (MARK, remarked(lambda mark: mark["files"][TRAINER].update(bytes=1e400)), f"'bytes' of {TRAINER} is inf"),
+        (MARK, remarked(lambda mark: mark["files"].update({TRAINER: 5})), f"size and digest of {TRAINER} are 5"),
+        (MARK, remarked(lambda mark: mark["files"][CONTROL].pop("blake2b")), f"size and digest of {CONTROL} are {{"),
+        (MARK, remarked(lambda mark: mark.update(files=[TRAINER, CONTROL])), f"{MARK}: is no mark"),
+        (MARK, remarked(lambda mark: mark["files"].update({"\0": mark["files"][CONTROL]})), f"{MARK}: is no mark"),
+        (MARK, remarked(lambda mark: mark.update(incarnation=None)), "'incarnation' is None"),
+        (MARK, remarked(lambda mark: mark.pop("seq")), "'seq' is None"),
+        (MARK, remarked(lambda mark: mark.update(seq=99)), f"{CONTROL}: is of event 100, but its mark is of event 99"),
     ],
 )
 def test_a_damaged_one_is_passed_over_with_file_and_byte_and_the_one_before_it_is_used(
@@ -225,10 +252,44 @@ def test_when_none_is_whole_each_is_listed_with_its_reason(tmp_path: Path) -> No
 def test_one_that_the_event_log_does_not_reach_is_passed_over(tmp_path: Path) -> None:
     save(tmp_path, snapshot(10, seq=100))
     save(tmp_path, snapshot(20, seq=200))
-    found = latest(tmp_path, last_seq=150)
+    found = latest(tmp_path, Past(incarnations=1, ends=(150,), last_seq=150))
     assert found is not None
     assert found.snapshot.seq == 100
     assert "is of event 200, but the event log ends at 150" in found.notes[0]
+
+
+def test_one_of_a_course_that_was_taken_back_never_counts_again(tmp_path: Path) -> None:
+    """It was passed over once, the run went on after event 100 and is beyond event 200 now, as it was when it was kept."""
+    save(tmp_path, snapshot(10, seq=100))
+    save(tmp_path, snapshot(20, seq=200))
+    went_on = Past(incarnations=2, ends=(250, 300), resumes=((1, 100),), last_seq=300)
+    found = latest(tmp_path, went_on)
+    assert found is not None
+    assert found.snapshot.seq == 100
+    assert "is of event 200 of a course that was taken back: the run went on after event 100" in found.notes[0]
+    save(tmp_path, snapshot(20, seq=210), incarnation=1)
+    found = latest(tmp_path, went_on)
+    assert found is not None
+    assert (found.snapshot.seq, found.notes) == (210, ())
+
+
+def test_whole_ones_that_the_log_does_not_tell_of_are_not_called_damaged(tmp_path: Path) -> None:
+    save(tmp_path, snapshot(10, seq=100))
+    log = tmp_path / "events.jsonl"
+    with pytest.raises(StoreError) as error:
+        latest(tmp_path, Past(path=log))
+    first, line = str(error.value).splitlines()
+    assert first.startswith(f"{log} is missing, and no whole checkpoint in {tmp_path} goes with it")
+    assert line.endswith(f"is of event 100, but the event log {log} is missing")
+
+
+def test_sizes_alone_can_be_looked_at(tmp_path: Path) -> None:
+    save(tmp_path, snapshot(10))
+    flip(tmp_path / "step-000010" / TRAINER)
+    assert latest(tmp_path, thorough=False) is not None
+    truncate(tmp_path / "step-000010" / TRAINER)
+    with pytest.raises(StoreError, match="truncated at byte 1000"):
+        latest(tmp_path, thorough=False)
 
 
 def test_reading_makes_no_object_that_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
@@ -254,7 +315,7 @@ def test_what_could_not_be_read_back_is_refused_where_it_is_written(tmp_path: Pa
     groups = (replace(one.groups[0], done=(strange,)), *one.groups[1:])
     outcome = save(tmp_path, replace(one, groups=groups))
     assert isinstance(outcome, Failure)
-    assert (outcome.where, outcome.retryable) == ("store", False)
+    assert (outcome.where, outcome.kind, outcome.retryable) == ("store", "refused", False)
     assert CONTROL in outcome.detail
     assert "Path is no part of a checkpoint" in outcome.detail
     assert names(tmp_path) == []
@@ -262,10 +323,15 @@ def test_what_could_not_be_read_back_is_refused_where_it_is_written(tmp_path: Pa
 
 def test_a_trainer_that_cannot_write_is_a_failure_and_what_was_kept_stays(tmp_path: Path) -> None:
     save(tmp_path, snapshot(10))
-    for error in (StoreError("[Errno 28] No space left on device"), TrainerError("rank 0: No space left on device")):
+    for kind, error in (
+        ("full", StoreError("[Errno 28] No space left on device")),
+        ("full", TrainerError("rank 0: No space left on device")),
+        ("refused", TrainerError("rank 0: Read-only file system")),
+        ("torn", TrainerError("rank 0: Input/output error")),
+    ):
         outcome = failed(tmp_path, snapshot(20), error)
         assert isinstance(outcome, Failure)
-        assert (outcome.where, outcome.kind) == ("store", "full")
+        assert (outcome.where, outcome.kind) == ("store", kind)
         assert f"{TRAINER}: cannot be written at byte 321: " in outcome.detail
         assert names(tmp_path) == ["step-000010"]
     found = latest(tmp_path)
@@ -297,10 +363,11 @@ import asyncio, resource, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from snapshots import snapshot
-from rollart.runtime.checkpoints import DiskCheckpoints, latest
+from rollart.runtime.checkpoint_reading import latest
+from rollart.runtime.checkpoints import DiskCheckpoints
 async def trainers_part(path):
     Path(path).write_bytes(b"w" * 100)
-store = DiskCheckpoints(Path({str(tmp_path)!r}), keep=2)
+store = DiskCheckpoints(Path({str(tmp_path)!r}), keep=2, incarnation=0)
 assert isinstance(asyncio.run(store.save(snapshot(10), trainers_part)), str)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 outcome = asyncio.run(store.save(snapshot(20, members=400), trainers_part))
@@ -321,6 +388,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file in its place")
     outcome = save(tmp_path / "checkpoints", snapshot())
     assert isinstance(outcome, Failure)
-    assert outcome.where == "store"
+    assert (outcome.where, outcome.kind) == ("store", "refused")
     assert f"{tmp_path / 'checkpoints'}" in outcome.detail
     assert "cannot be written at byte 0" in outcome.detail

@@ -46,7 +46,7 @@ class Incarnation:
     """A process that has a run: it records steps of one group each, and keeps checkpoints, as control would."""
 
     def __init__(self, folder: Path, start: Start, stream: io.StringIO | None = None) -> None:
-        self.folder = folder
+        self.folder, self.incarnation = folder, start.incarnation
         self.stack = ExitStack()
         self.display = Display(stream or io.StringIO(), plain=True)
         self.stack.callback(self.display.close)
@@ -100,7 +100,9 @@ class Incarnation:
         async def trainers_part(path: str) -> None:
             await asyncio.to_thread(Path(path).write_bytes, b"weights")
 
-        store = DiskCheckpoints(self.folder / CHECKPOINTS, keep=2, flush=self.records.flush)
+        store = DiskCheckpoints(
+            self.folder / CHECKPOINTS, keep=2, incarnation=self.incarnation, flush=self.records.flush
+        )
         assert isinstance(asyncio.run(store.save(one, trainers_part)), str)
         self.record("checkpointed", step=step, version=self.version, seconds=0.01)
         return one
@@ -299,14 +301,6 @@ def test_a_run_whose_checkpoints_are_gone_is_not_thrown_away(
     with pytest.raises(StoreError, match=said):
         where_from(tmp_path, CONFIG)
     assert (tmp_path / EVENTS).read_bytes() == before
-
-
-def test_a_run_that_kept_no_checkpoints_is_not_thrown_away(tmp_path: Path) -> None:
-    run = Incarnation(tmp_path, Start())
-    run.step(0)
-    run.close()
-    with pytest.raises(ConfigError, match=r"kept no checkpoint \(checkpoint\.every=0\)"):
-        where_from(tmp_path, CONFIG)
 
 
 def test_a_log_that_was_cut_goes_on_from_the_checkpoint_that_it_still_reaches(tmp_path: Path) -> None:

@@ -227,7 +227,8 @@ class _Incarnation:
             error = task.exception()
         if self._stopped:
             whole.ends.append(self._stopped)
-            if error is not None and not isinstance(error, asyncio.CancelledError):
+            # a run that had just failed by itself says so, also when it is stopped in that instant
+            if error is not None and not isinstance(error, asyncio.CancelledError | RunFailed):
                 whole.broken.append(f"cancelled: {self._stopped} came out as {type(error).__name__}: {error}")
         elif error is None:
             whole.ends.append("done")
