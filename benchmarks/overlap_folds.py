@@ -66,13 +66,18 @@ def held_back(
     guesses: list[list[float]] = []
     for fold in sorted(set(folds)):
         rest = [row for row, place in zip(rows, folds, strict=True) if place != fold]
-        predictors = learn(rest) if rest else [lambda row: row.kernel.solo_s] * len(guesses or LEVELS)
+        predictors = learn(rest) if rest else [_alone] * len(guesses or LEVELS)
         guesses = guesses or [[0.0] * len(rows) for _ in predictors]
         for place, row in enumerate(rows):
             if folds[place] == fold:
                 for column, predict in zip(guesses, predictors, strict=True):
                     column[place] = predict(row)
     return guesses
+
+
+def _alone(row: Measured) -> float:
+    """What a kernel takes that nothing disturbs."""
+    return row.kernel.solo_s
 
 
 def all_levels(rest: Sequence[Measured]) -> list[Predict]:

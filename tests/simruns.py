@@ -15,6 +15,7 @@ from rollart.core.seeds import rng
 from rollart.core.snapshot import Resumed
 from rollart.core.types import Failure, TaskSpec, Trajectory, TrajId
 from rollart.observe.audit import audit, ledger_closes
+from rollart.observe.audit_figures import figures
 from rollart.observe.audit_record import Record
 from rollart.ports import Checkpoints
 from rollart.sim.envs import Call, EnvModel
@@ -134,6 +135,7 @@ def check(sim: SimRun) -> None:
     assert sim.error is None
     assert sim.tasks_left == []
     assert audit(record_of(sim)) == []
+    assert figures(record_of(sim)) == []
 
 
 def record_of(sim: SimRun) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rollart.sched.mixing import Mix
 from rollart.sim.engine import EngineModel
 from rollart.sim.world import SimCluster, TrainerModel
 from simruns import SimRun, a_config, a_task, check, random_env, simulate, trained
@@ -59,3 +60,19 @@ def test_without_redundancy_no_token_is_redundant() -> None:
     sim = a_run()
     check(sim)
     assert "redundant" not in sim.of("ledger")[-1]["dropped"]
+
+
+def test_after_a_release_no_more_groups_are_left_than_coming_batches_want() -> None:
+    """Per task, over the batches that what is left may still be trained in."""
+    sim = a_run(redundant_groups=3, max_staleness=1)
+    check(sim)
+    mix = Mix({"a": 0.25, "b": 0.75}, 4)
+    task = {row["group"]: row["task"] for row in sim.of("group_opened")}
+    releases = sim.of("batch_released")
+    assert sim.of("group_dropped", reason="redundant")
+    for batch in releases[:-1]:
+        left = {row["group"] for row in sim.of("group_opened") if row["seq"] < batch["seq"]}
+        left -= {group for earlier in releases if earlier["seq"] <= batch["seq"] for group in earlier["groups"]}
+        left -= {row["group"] for row in sim.of("group_dropped") if row["t"] <= batch["t"]}
+        quota = mix.quota(batch["step"] + 1)
+        assert all(sum(task[group] == name for group in left) <= quota[name] for name in ("a", "b"))

@@ -19,6 +19,7 @@ from rollart.core.errors import RollartError, RunFailed, describe
 from rollart.core.snapshot import Resumed
 from rollart.core.types import TaskSpec, Trajectory
 from rollart.observe.audit import audit
+from rollart.observe.audit_figures import figures
 from rollart.observe.audit_record import Record
 from rollart.ports import World
 from rollart.sim.disk import SimCheckpoints, SimDisk
@@ -94,7 +95,8 @@ def run(scenario: Scenario, *, around: Callable[[World], World] = lambda world: 
     if whole.ends[-1] not in ("done", "broken"):
         whole.broken.append(f"ended: not done after {len(whole.ends)} incarnations: {', '.join(whole.ends)}")
     if whole.ends[-1] != "broken":
-        whole.broken += audit(_record(whole))
+        record = _record(whole)
+        whole.broken += audit(record) + figures(record)
     return Outcome(
         scenario=scenario, log=tuple(whole.disk.log), broken=tuple(whole.broken),
         fired=tuple((fault.kind, states) for fault, states in whole.faults.fired), stood=frozenset(whole.stood),
