@@ -174,8 +174,9 @@ def start_ray(world: LocalWorld, *, namespace: str, label: Label | None = None) 
             configure_logging=False,
             _temp_dir=None if label is None else str(label.ray_folder),
         )
-    except (RuntimeError, ValueError, OSError, ConnectionError) as error:
-        raise ClusterError(f"Ray did not start: {error}") from error
+    # boundary: what Ray raises when it does not come up, a bare Exception among it when its processes are too slow
+    except Exception as error:
+        raise ClusterError(f"Ray did not start: {error}; where the machine is overloaded, try again") from error
     if label is not None:
         label.look()
 
