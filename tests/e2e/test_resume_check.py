@@ -15,9 +15,9 @@ SMALL = [
 
 def test_a_killed_and_resumed_run_consumes_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
     """Field case 35: for real; with `max_staleness` 0 the same multiset of problems."""
-    command = [str(ROLLART), "resume-check", "smoke", "sync", *SMALL, "--profile", "none", "--steps", "4"]
+    command = [str(ROLLART), "resume-check", "smoke", "sync", *SMALL, "--profile", "none", "--steps", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "both: the multiset of trained problems (32 and 32)" in done.stdout
+    assert "both: the multiset of trained problems (64 and 64)" in done.stdout
     assert "resumed after event" in done.stdout
     assert "holds" in done.stdout.splitlines()[-2]

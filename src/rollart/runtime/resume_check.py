@@ -10,6 +10,7 @@ Invariant: nothing is compared but the two event logs, so the verdict needs no t
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,8 +32,12 @@ from rollart.runtime.envs.tasks import task_specs
 from rollart.runtime.follow import COMMAND, Following, alive_after, family
 from rollart.runtime.tokenizers import build_tokenizer
 
-LOOK_S = 0.05
-"""How often the log is looked at: the kill must come between two steps of a fast run."""
+LOOK_S = 0.5
+"""How often a command that is left alone is looked at."""
+AIM_S = 0.005
+"""How often the log is looked at for the kill: it must come within the last steps, which may take a tenth of a second."""
+AIMS = 5
+"""How often a run that was over before it could be killed is begun anew."""
 LATER_SHARE = 3
 """The kill comes K / this many steps after the checkpoint (at least one), so that there is work to be done again."""
 GONE_S = 30.0
@@ -146,7 +152,7 @@ def _whole(words: Sequence[str], folder: Path, *, profile: bool = True) -> list[
     try:
         while process.poll() is None:
             seen.update(dict.fromkeys(family(process.pid)))
-            time.sleep(LOOK_S * 10)
+            time.sleep(LOOK_S)
     finally:
         process.kill()
         process.wait()
@@ -156,27 +162,41 @@ def _whole(words: Sequence[str], folder: Path, *, profile: bool = True) -> list[
 
 
 def _killed(words: Sequence[str], folder: Path, steps: int) -> list[psutil.Process]:
-    """Start a run and kill its driver some steps after the checkpoint of step `steps`; the processes that it had."""
-    process, output = _start(words, folder, profile=True)
-    log = Following(folder / RESUMED / "events.jsonl")
-    kept, trained = False, 0
-    wanted = steps + max(1, steps // LATER_SHARE)
-    try:
-        while not (kept and trained >= wanted):
-            if process.poll() is not None:
+    """Start a run and kill its driver some steps after the checkpoint of step `steps`; the processes that it had.
+
+    A busy machine may look too late for a short run; then the run is begun anew.
+    """
+    seen: list[psutil.Process] = []
+    for _ in range(AIMS):
+        shutil.rmtree(folder / RESUMED, ignore_errors=True)
+        process, output = _start(words, folder, profile=True)
+        events: list[dict[str, Any]] = []
+        log = Following(folder / RESUMED / "events.jsonl")
+        try:
+            while process.poll() is None and not _due(events, steps):
+                time.sleep(AIM_S)
+                events += log.events()
+            if process.returncode:
                 raise _failed(words, f"ended with exit code {process.returncode} before it could be killed", output)
-            for event in log.events():
-                kept |= event["kind"] == "checkpointed" and event["step"] == steps
-                trained += event["kind"] == "step_finished"
-            time.sleep(LOOK_S)
-        processes = family(process.pid)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-    if any(event["kind"] == "checkpointed" and event["step"] == 2 * steps for event in log.events()):
-        raise _failed(words, "was over before it could be killed; use a larger --steps", output)
-    return processes
+            process.send_signal(signal.SIGSTOP)  # it must not go on while its processes are counted
+            seen += family(process.pid)
+        finally:
+            process.kill()
+            process.wait()
+        events += log.events()
+        if _kept(events, steps) and not _kept(events, 2 * steps):
+            return seen
+    raise _failed(words, f"was over {AIMS} times before it could be killed; use a larger --steps", output)
+
+
+def _due(events: Sequence[dict[str, Any]], steps: int) -> bool:
+    """Is there something to lose: the checkpoint of step `steps` and steps after it?"""
+    trained = sum(event["kind"] == "step_finished" for event in events)
+    return trained >= steps + max(1, steps // LATER_SHARE) and _kept(events, steps)
+
+
+def _kept(events: Sequence[dict[str, Any]], step: int) -> bool:
+    return any(event["kind"] == "checkpointed" and event["step"] == step for event in events)
 
 
 def _failed(words: Sequence[str], what: str, output: Path) -> RunFailed:
