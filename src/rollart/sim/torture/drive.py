@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollart.config.schema import RunConfig
 from rollart.control import run as control
 from rollart.control.instances import Cursor
 from rollart.core.errors import RollartError, RunFailed, describe
+from rollart.core.events import Recorder
 from rollart.core.snapshot import Resumed
-from rollart.core.types import TaskSpec, Trajectory
+from rollart.core.types import Manifest, TaskSpec, Trajectory
 from rollart.observe.audit import audit
 from rollart.observe.audit_figures import figures
 from rollart.observe.audit_record import Record
-from rollart.ports import World
+from rollart.ports import Trainer, World
 from rollart.sim.disk import SimCheckpoints, SimDisk
 from rollart.sim.loop import VirtualLoop
 from rollart.sim.loop import run as run_virtually
@@ -211,6 +212,7 @@ class _Incarnation:
         inside = world(
             whole.specs, cluster, sinks=(self._take,), checkpoints=checkpoints, resumed=self._resumed, keep=self._keep
         )
+        inside = replace(inside, prepare=self._prepare, conclude=self._conclude)
         self._task = asyncio.create_task(control.run(whole.config, whole.around(inside)), name="run")
         await asyncio.wait([self._task])
         self._ended(self._task)
@@ -242,6 +244,14 @@ class _Incarnation:
         else:
             whole.ends.append("broken")
             whole.broken.append(f"raised: {type(error).__name__}: {error}")
+
+    async def _prepare(self, trainer: Trainer, record: Recorder) -> None:
+        """What a warm start is to control: time, and calls of a trainer that may be lost in them."""
+        await asyncio.sleep(self._whole.scenario.rates["start"])
+        await trainer.begin(0, total_weight=1.0)
+
+    async def _conclude(self, last: Manifest) -> None:
+        await asyncio.sleep(self._whole.scenario.rates["save"])
 
     # --- what the run says -------------------------------------------------------------------------------------------
 
