@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from rollart.control.exchange import Exchange
@@ -34,6 +35,8 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
+from rollart.sim.pace import EachAlone, Pace, Work
+from rollart.sim.prefixes import Key, Prefixes
 from rollart.sim.trainer import Bytes
 
 Command = Literal["generate", "prefetch", "apply"]
@@ -42,7 +45,6 @@ Mishap = Literal["dead", "deaf", "twice", "slow", "late", "partial"]
 slow: `SLOW` times the time; late: slow and deaf, so that its answer finds nobody; partial: given back half-way, with the
 tokens so far, though nobody asked for that."""
 SLOW = 25.0
-_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +66,21 @@ class EngineModel:
     """Engine id -> how many times `token_s` its tokens take."""
     rebuilds: bool = True
     """False: an apply aborts live requests whatever is asked, as engines do that cannot rebuild a cache."""
+    shares: bool = False
+    """Siblings of a group find its prompt in the cache."""
+    pace: Callable[[EngineInfo, Prefixes], Pace] | None = None
+    """How its requests come by their tokens; None: each alone, by `token_s` and `prefill_token_s`."""
 
 
 @dataclass(slots=True)
 class _Running:
     request: TurnRequest
     wanted: int
-    token_s: float
-    since_s: float = _NEVER
-    """When the present version began to sample for it; never while it is held for a version or weights change."""
+    slowness: float
+    moving: bool = False
+    """The present version samples for it; not while it is held for a version or weights change."""
     mishap: Mishap | None = None
     started: bool = False
-    timer: asyncio.TimerHandle | None = None
     spans: list[Span] = field(default_factory=list)
     prefilled: int = 0
     rebuilt: int = 0
@@ -85,7 +90,7 @@ class _Running:
         return sum(span.n_tokens for span in self.spans)
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         return (self.request.id.traj, self.request.id.attempt)
 
     def add(self, version: Version, n_tokens: int) -> None:
@@ -103,10 +108,10 @@ class SimEngine:
         self._held: dict[Version, Manifest] = {}
         self._running: dict[RequestId, _Running] = {}
         self._sampled: dict[Purpose, int] = {}
-        self._cached: dict[tuple[str, int], int] = {}
-        """Attempt -> tokens of its context in the cache."""
-        self._invalid: dict[tuple[str, int], int] = {}
-        """The same of earlier versions: to be computed again when next decoded."""
+        self._prefixes = Prefixes(shares=model.shares)
+        self._pace = (
+            EachAlone(model.token_s, model.prefill_token_s) if model.pace is None else model.pace(info, self._prefixes)
+        )
         self._rebuilt = 0
         self._duplicates = 0
         self._calls: Counter[Command] = Counter()
@@ -133,55 +138,47 @@ class SimEngine:
         if request.pin is not None and request.pin < self._version:
             return _failed(_past(self.info.id, request, self._version))
         model = self._model
-        token_s = model.token_s * model.slowness(self.info.id) * (SLOW if fault in ("slow", "late") else 1.0)
-        running = _Running(request, min(model.length(request), request.max_tokens), token_s, mishap=fault)
+        slowness = model.slowness(self.info.id) * (SLOW if fault in ("slow", "late") else 1.0)
+        running = _Running(request, min(model.length(request), request.max_tokens), slowness, mishap=fault)
         self._running[request.id] = running
         self._sample(running)
         return await self._exchange.ask(request.id)
 
     def _sample(self, running: _Running) -> None:
         """Begin or go on to sample, if the version allows it and no weights change just now."""
-        request, loop = running.request, asyncio.get_running_loop()
+        request = running.request
         allowed = self._version >= request.min_version and request.pin in (None, self._version)
-        if self.lost is not None or self._applying or not allowed or running.since_s < _NEVER:
+        if self.lost is not None or self._applying or not allowed or running.moving:
             return
-        known, rebuilt = self._cached.get(running.key, 0), 0
         n = request.context.n_tokens + running.settled
-        if not known:
-            known = rebuilt = min(n, self._invalid.pop(running.key, 0))
-        self._cached[running.key] = n
-        running.prefilled += n - known
-        running.rebuilt += rebuilt
-        running.started = True
-        running.since_s = loop.time() + (n - known + rebuilt) * self._model.prefill_token_s
+        taken = self._prefixes.take(running.key, n)
+        running.prefilled += taken.new
+        running.rebuilt += taken.rebuilt
+        running.started = running.moving = True
         left = running.wanted - running.settled
         finish: Finish = "stop"
         if running.mishap == "partial":
             left, finish = left // 2, "aborted"
-        running.timer = loop.call_at(running.since_s + left * running.token_s, self._finish, request.id, finish)
-
-    def _sampled_since(self, running: _Running) -> int:
-        """Tokens under the present version so far."""
-        elapsed = asyncio.get_running_loop().time() - running.since_s
-        if running.token_s == 0 or elapsed <= 0:
-            return 0  # without a rate all of them come in the instant in which the turn ends
-        return min(running.wanted - running.settled, int(elapsed / running.token_s + 1e-9))
+        work = Work(
+            read=taken.new + taken.rebuilt, context=n, wanted=left, slowness=running.slowness, priority=request.priority
+        )
+        self._pace.start(request.id, work, partial(self._finish, request.id, finish))
 
     def _stand_still(self, running: _Running) -> None:
         """Sample nothing more for it for now; what it has keeps its version."""
-        running.add(self._version, self._sampled_since(running))
-        if running.timer is not None:
-            running.timer.cancel()
+        stopped = self._pace.stop(running.request.id)
+        running.add(self._version, stopped.tokens)
+        running.rebuilt += stopped.reread
         if running.started:
-            self._cached[running.key] = running.request.context.n_tokens + running.settled
-        running.since_s = _NEVER
+            self._prefixes.keep(running.key, running.request.context.n_tokens + running.settled)
+        running.moving = False
 
     def _finish(self, rid: RequestId, finish: Finish) -> None:
         running = self._running.pop(rid)
         self._stand_still(running)
         if finish == "stop":  # all that is wanted is there, whatever rounding says of the last token
             running.add(self._version, running.wanted - running.settled)
-            self._cached[running.key] = running.request.context.n_tokens + running.settled
+            self._prefixes.keep(running.key, running.request.context.n_tokens + running.settled)
         n = running.settled
         purpose = running.request.purpose
         times = 2 if running.mishap == "twice" else 1
@@ -203,8 +200,7 @@ class SimEngine:
                     self._finish(rid, "aborted")
 
     def forget(self, traj: TrajId, attempt: int) -> None:
-        for known in (self._cached, self._invalid):
-            known.pop((traj, attempt), None)
+        self._prefixes.forget((traj, attempt))
 
     def _orphan(self, rid: RequestId, answer: Generation) -> None:
         self._duplicates += answer.tokens.n_tokens
@@ -269,7 +265,7 @@ class SimEngine:
                 self._finish(rid, "aborted")
         self._version = version
         self._held = {held: manifest for held, manifest in self._held.items() if held > version}
-        self._invalid, self._cached = {**self._invalid, **self._cached}, {}
+        self._prefixes.invalidate()
         past = [r for r in self._running.values() if r.request.pin is not None and r.request.pin < version]
         for running in past:
             if running.started:  # deaf to the abort that came before: what it has sampled stays in the book
@@ -293,7 +289,7 @@ class SimEngine:
         return EngineBook(sampled=sampled, live=live, rebuilt_tokens=self._rebuilt, duplicates=self._duplicates)
 
     def _progress(self, running: _Running) -> Live:
-        new = self._sampled_since(running)
+        new = self._pace.tokens(running.request.id)
         first = running.spans[0].version if running.spans else self._version if new else None
         return Live(n_tokens=running.settled + new, oldest_version=first)
 
