@@ -205,7 +205,7 @@ WORKS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(WORKS)
 def test_the_fluid_is_near_a_step_by_step_engine(arrivals: list[tuple[float, Work]]) -> None:
     limits = rules(max_live=16)
@@ -215,7 +215,7 @@ def test_the_fluid_is_near_a_step_by_step_engine(arrivals: list[tuple[float, Wor
     assert mean[0] == pytest.approx(mean[1], rel=0.08, abs=0.1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(WORKS, st.integers(1700, 4000))
 def test_whatever_comes_everyone_is_served_within_the_cache(arrivals: list[tuple[float, Work]], kv_tokens: int) -> None:
     batching = Batching(Linear(), rules(max_live=16, kv_tokens=kv_tokens))
