@@ -29,6 +29,8 @@ class EnvModel:
     """Given with the last observation (0 before it); None: the environment gives none at the end."""
     prompt_tokens: int = 16
     observation_tokens: int = 8
+    tokens: Callable[[TrajId, int, int], int] | None = None
+    """Tokens of the observation before that turn, in place of the two numbers."""
     metrics: Callable[[TrajId, int], dict[str, float]] = field(default=lambda traj, attempt: {})
 
 
@@ -148,7 +150,11 @@ class SimSession:
 
     async def reset(self, *, deadline_s: float) -> Observation | Failure:
         why = await self.call("reset", deadline_s)
-        return why or Observation(tokens=Tokens(n_tokens=self._model.prompt_tokens))
+        return why or Observation(tokens=Tokens(n_tokens=self._observed(self._model.prompt_tokens)))
+
+    def _observed(self, usual: int) -> int:
+        own = self._model.tokens
+        return usual if own is None else own(self._traj, self._attempt, self._turn)
 
     async def step(self, action: tuple[Tokens, ...], *, deadline_s: float) -> Observation | Failure:
         why = await self.call("step", deadline_s)
@@ -156,7 +162,7 @@ class SimSession:
             return why
         self._turn += 1
         if self._turn < self._model.turns(self._traj, self._attempt):
-            return Observation(tokens=Tokens(n_tokens=self._model.observation_tokens), reward=0.0)
+            return Observation(tokens=Tokens(n_tokens=self._observed(self._model.observation_tokens)), reward=0.0)
         return Observation(
             tokens=Tokens(n_tokens=0),
             terminated=True,
