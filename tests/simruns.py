@@ -17,7 +17,7 @@ from rollart.core.types import Failure, TaskSpec, Trajectory, TrajId
 from rollart.observe.audit import audit, ledger_closes
 from rollart.observe.audit_figures import figures
 from rollart.observe.audit_record import Record
-from rollart.ports import Checkpoints
+from rollart.ports import Checkpoints, World
 from rollart.sim.envs import Call, EnvModel
 from rollart.sim.loop import run as run_virtually
 from rollart.sim.world import SimCluster, world
@@ -75,12 +75,15 @@ def a_config(tasks: Sequence[TaskSpec], *, seed: int = 0, engines: int = 1, **se
 def simulate(
     config: RunConfig, tasks: Sequence[TaskSpec], cluster: SimCluster | None = None, *, script: Script | None = None,
     checkpoints: Checkpoints | None = None, resumed: Resumed | None = None,
+    changed: Callable[[World], World] = lambda world: world,
 ) -> SimRun:  # fmt: skip
-    """Run to the end on virtual time. A run that fails as it should is returned with its error."""
+    """Run to the end on virtual time, in the world as `changed` makes it. A run that fails as it should is returned with
+    its error."""
     sim = SimRun(config=config, tasks=tasks, cluster=cluster or SimCluster())
-    around = world(
+    inside = world(
         tuple(tasks), sim.cluster, sinks=(sim.take,), kept=sim.kept, checkpoints=checkpoints, resumed=resumed
     )
+    around = changed(inside)
 
     async def main() -> None:
         beside = asyncio.create_task(script(sim.cluster, sim.rows)) if script is not None else None

@@ -43,7 +43,7 @@ from rollart.core.errors import RunFailed, TrainerLost, failure
 from rollart.core.events import Recorder
 from rollart.core.resources import Change, EngineInfo
 from rollart.core.snapshot import Resumed, Snapshot
-from rollart.core.types import Failure, Version
+from rollart.core.types import Boundary, Failure, Version
 from rollart.ports import Engine, World
 from rollart.sched.failure import Restarts
 from rollart.sched.timeouts import answer_grace
@@ -218,8 +218,7 @@ class _Run:
         parts, config = self.parts, self.config
         if self.world.prepare is not None:
             preparing = self.world.prepare(parts.seat.port, self.record)
-            until = self._by(config.deadlines.prepare_s)
-            await self.waits.on(preparing, what="baselines and warm start", deadline_s=until)
+            await self._once(preparing, "trainer", "baselines and warm start", config.deadlines.prepare_s, "prepare_s")
         if parts.weights.published >= 0:  # a trainer was lost after it had published: this one is at the same weights
             version = parts.weights.published + 1
             await parts.recovery.offer(version - 1, version)
@@ -299,9 +298,17 @@ class _Run:
         """Keep the model. Raises TrainerLost when its bytes went with the trainer."""
         if self.world.conclude is not None:
             last = (await self.world.store.chain(None, version))[-1]
-            until = self._by(self.config.deadlines.weights_s)
-            await self.waits.on(self.world.conclude(last), what="the model to be kept", deadline_s=until)
+            limit_s = self.config.deadlines.weights_s
+            await self._once(self.world.conclude(last), "store", "the model to be kept", limit_s, "weights_s")
         return version
+
+    async def _once(self, work: Awaitable[None], where: Boundary, what: str, limit_s: float, setting: str) -> None:
+        """Work that the run cannot do without, and that nobody else can do when it is late."""
+        try:
+            await self.waits.on(work, what=what, deadline_s=self._by(limit_s))
+        except WaitExpired as expired:
+            why = failure(where, "timeout", f"{expired}; raise deadlines.{setting} if it only needs more time")
+            raise RunFailed(f"{what}: no end", why) from expired
 
     def _by(self, limit_s: float) -> float:
         return asyncio.get_running_loop().time() + limit_s
