@@ -6,7 +6,8 @@ Phase 1 kills processes of one run (SIGKILL: env hosts, engines, training ranks,
 random moments under load), waits for its recovery from each, and looks through the surviving log: every problem trained
 once or dropped with a reason, the token ledger closed, version numbers rising, no process left. Time to recover is from the
 kill to the event that says so. Phase 2 runs among environments that raise, hang, are slow and start child processes, and
-reads the driver's memory and open handles and the CPU time of all processes; slopes leave the first tenth out.
+reads the driver's memory and open handles and the CPU time of all processes; slopes leave the first tenth out. Beside it a
+fixed computation is timed: where that grows dearer too, it is the machine and not the program.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def of_drift(readings: list[Reading], left: list[str]) -> list[dict[str, Any]]:
         case("CPU per trajectory, second tenth", 1e3 * found.cpu_second_tenth_s, "ms"),
         case("CPU per trajectory, last tenth", 1e3 * found.cpu_last_tenth_s, "ms"),
         case("CPU per trajectory, last tenth over second", found.cpu_ratio, "ratio", TARGETS["cpu_ratio"]),
+        case("a fixed computation, last tenth over second", found.yardstick_ratio, "ratio"),
         case("processes left", len(left), "processes", 0),
     ]
 

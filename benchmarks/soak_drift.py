@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import psutil
@@ -15,6 +17,7 @@ TROUBLE = "{raises: 0.02, hangs: 0.002, hang_s: 6, slow: 0.1, slow_s: 0.2, spawn
 ENV_STEP_S = 2
 """Below `hang_s`, so that a call that hangs is given up; its thread comes back later."""
 SAMPLE_S = 5.0
+YARDSTICK_STEPS, YARDSTICK_BYTES = 50_000, 4 << 20
 FIRST = 0.1
 """Share of the run that slopes leave out: caches fill and pools grow."""
 
@@ -34,6 +37,8 @@ class Reading(NamedTuple):
     trajectories: int
     """Ended as done so far."""
     failed: int
+    yardstick_s: float = 1.0
+    """CPU time of a fixed computation at this moment: what else runs on the machine makes that dearer too."""
 
 
 class Drift(NamedTuple):
@@ -42,6 +47,8 @@ class Drift(NamedTuple):
     cpu_second_tenth_s: float
     """Per finished trajectory."""
     cpu_last_tenth_s: float
+    yardstick_ratio: float
+    """What the fixed computation cost in the last tenth over what it cost in the second, by the median."""
 
     @property
     def cpu_ratio(self) -> float:
@@ -65,7 +72,20 @@ def drift(readings: Sequence[Reading]) -> Drift:
         60 * slope((one.t_s, one.handles) for one in settled),
         _cpu_per_trajectory(readings, 0.1 * end, 0.2 * end),
         _cpu_per_trajectory(readings, 0.9 * end, end),
+        _yardstick_s(readings, 0.9 * end, end) / _yardstick_s(readings, 0.1 * end, 0.2 * end),
     )
+
+
+def _yardstick_s(readings: Sequence[Reading], start_s: float, end_s: float) -> float:
+    return median(one.yardstick_s for one in readings if start_s <= one.t_s <= end_s)
+
+
+def yardstick_s() -> float:
+    """CPU time of a fixed piece of interpreted and of compiled work, some 10 ms."""
+    began = time.thread_time()
+    sum(number * number for number in range(YARDSTICK_STEPS))
+    hashlib.blake2b(bytes(YARDSTICK_BYTES)).digest()
+    return time.thread_time() - began
 
 
 def _cpu_per_trajectory(readings: Sequence[Reading], start_s: float, end_s: float) -> float:
@@ -114,4 +134,4 @@ def _read(run: Run, t_s: float, done: int, failed: int) -> Reading:
             continue
         # of children that have ended and were waited for; those that live are in the list themselves
         cpu_s += times.user + times.system + times.children_user + times.children_system
-    return Reading(t_s, driver.memory_info().rss / 2**20, driver.num_fds(), cpu_s, done, failed)
+    return Reading(t_s, driver.memory_info().rss / 2**20, driver.num_fds(), cpu_s, done, failed, yardstick_s())

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from simruns import a_config, a_task, simulate
 
 from rollart.core.errors import RunFailed
 from rollart.core.types import Manifest
 from rollart.ports import World
+from simruns import a_config, a_task, simulate
 
 
 async def _never(*_: object) -> None:

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections import Counter
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def loaded(name: str) -> ModuleType:
-    """A module of benchmarks/, which is no package: its modules are loaded in the order in which they import each other."""
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+from benchmark_modules import loaded
 
 soak_run, soak_drift, soak_kills = (loaded(name) for name in ("soak_run", "soak_drift", "soak_kills"))
 
@@ -33,13 +18,16 @@ def test_a_slope_is_that_of_the_line_through_the_points() -> None:
     assert soak_drift.slope([(5, 7), (9, 7)]) == 0
 
 
-def readings(leak_mb_per_min: float = 0.0, dearer: float = 1.0) -> list[object]:
-    """100 minutes, a reading each: memory jumps in the first ten, CPU per trajectory goes from 1 s to `dearer` at half time."""
+def readings(leak_mb_per_min: float = 0.0, dearer: float = 1.0, busier: float = 1.0) -> list[object]:
+    """100 minutes, a reading each: memory jumps in the first ten, CPU per trajectory goes from 1 s to `dearer` at half time,
+    and a fixed computation from 1 s to `busier`."""
     cpu_s, found = 0.0, []
     for minute in range(101):
         cpu_s += 10 * (dearer if minute > 50 else 1.0)
         rss_mb = 300 + leak_mb_per_min * minute if minute >= 10 else 30.0 * minute
-        found.append(soak_drift.Reading(60.0 * minute, rss_mb, 40, cpu_s, 10 * minute, 0))
+        found.append(
+            soak_drift.Reading(60.0 * minute, rss_mb, 40, cpu_s, 10 * minute, 0, busier if minute > 50 else 1.0)
+        )
     return found
 
 
@@ -55,6 +43,13 @@ def test_a_leak_and_a_run_that_gets_dearer_are_seen() -> None:
     found = soak_drift.drift(readings(leak_mb_per_min=0.7, dearer=1.25))
     assert found.mb_per_min == pytest.approx(0.7)
     assert found.cpu_ratio == pytest.approx(1.25)
+
+
+def test_a_machine_that_gets_busier_is_told_from_a_run_that_gets_dearer() -> None:
+    found = soak_drift.drift(readings(dearer=1.2, busier=1.2))
+    assert found.cpu_ratio == pytest.approx(1.2)
+    assert found.yardstick_ratio == pytest.approx(1.2)
+    assert soak_drift.yardstick_s() > 0
 
 
 @pytest.mark.parametrize("kills", [1, 4, 10, 60])

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import random
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmark_modules import loaded
 from rollart.perf.collective_table import collective_estimate
 from rollart.perf.collectives import Request
 from rollart.perf.links import fabric
-
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
-
-def loaded(name: str) -> ModuleType:
-    """A module of benchmarks/, which is no package: its modules are loaded in the order in which they import each other."""
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 micro_rows, collective_folds, validate_collectives, overlap_folds, validate_overlap = (
     loaded(name)

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
-
-def loaded(name: str) -> ModuleType:
-    """A module of benchmarks/, which is no package: its modules are loaded in the order in which they import each other."""
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+from benchmark_modules import loaded
 
 training_rows, validate_training, fit_training = (
     loaded(name) for name in ("training_rows", "validate_training", "fit_training")
