@@ -1,4 +1,4 @@
-"""Limits at their edge: how many versions stay, and a deadline that leaves exactly no time for another try."""
+"""Limits at their edge: how many versions stay and how they follow each other, a deadline that leaves no time for a try."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rollart.control.fleet import RESEND_PAUSE_S
 from rollart.control.weights import VERSIONS_KEPT, VersionBook
 from rollart.core.errors import RunFailed, StoreError, failure
-from rollart.core.types import Failure, Version
+from rollart.core.types import Failure, Manifest, Version
 from rollart.sim.engine import EngineModel
 from rollart.sim.world import SimCluster
 from simruns import a_config, a_task, simulate
@@ -43,6 +43,25 @@ def test_no_more_versions_stay_than_a_slow_engine_needs() -> None:
     assert store.kept == [min(VERSIONS_KEPT, published + 1) for published in range(7)]
 
 
+class InSteps(VersionBook):
+    """Leads to a version over the one before it, as a store of deltas does."""
+
+    async def chain(self, have: Version | None, want: Version) -> tuple[Manifest, ...]:
+        last = await super().chain(have, want)
+        try:
+            return (*await super().chain(None, want - 1), *last)
+        except StoreError:
+            return last
+
+
+def test_what_is_served_at_the_end_of_a_chain_is_its_last_version() -> None:
+    tasks = [a_task()]
+    sim = simulate(a_config(tasks), tasks, changed=lambda world: replace(world, store=InSteps()))
+    assert sim.error is None
+    assert sim.of("engine_lost") == []
+    assert [row["matches"] for row in sim.of("applied")] == [True] * 5
+
+
 @pytest.mark.parametrize("more_s", [0.0, RESEND_PAUSE_S])
 def test_a_turn_whose_deadline_comes_with_the_pause_is_not_sent_again(more_s: float) -> None:
     """It would fail at its deadline, and that failure would hide the engine's own."""
@@ -59,3 +78,5 @@ def test_a_turn_whose_deadline_comes_with_the_pause_is_not_sent_again(more_s: fl
     assert isinstance(sim.error, RunFailed)
     assert sim.error.failure is not None
     assert sim.error.failure.kind == "raised"
+    [first, *_] = sim.of("traj_finished", status="failed")
+    assert first["t"] == pytest.approx(more_s)
