@@ -62,6 +62,12 @@ def test_what_is_served_at_the_end_of_a_chain_is_its_last_version() -> None:
     assert [row["matches"] for row in sim.of("applied")] == [True] * 5
 
 
+def test_the_first_weights_belong_to_no_step() -> None:
+    tasks = [a_task()]
+    sim = simulate(a_config(tasks), tasks)
+    assert [row["step"] for row in sim.of("published")] == [-1, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("more_s", [0.0, RESEND_PAUSE_S])
 def test_a_turn_whose_deadline_comes_with_the_pause_is_not_sent_again(more_s: float) -> None:
     """It would fail at its deadline, and that failure would hide the engine's own."""
