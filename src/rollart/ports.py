@@ -123,7 +123,10 @@ class Trainer(Protocol):
         ...
 
     async def finish(self) -> Mapping[str, float]:
-        """Normalise, clip, one optimiser step. Metrics hold at least loss, grad_norm, lr and weights_changed (0 or 1)."""
+        """Normalise, clip, one optimiser step. Metrics hold at least loss, grad_norm, lr and weights_changed (0 or 1).
+
+        Tokens that corrections took out of the loss are counted in masked_tokens, rejected_tokens and old_tokens.
+        """
         ...
 
     async def logprobs(self, samples: Sequence[Sample]) -> object:

@@ -19,15 +19,25 @@ async def _never(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "says", "setting"),
+    ("changed", "says", "setting"),
     [
-        ("prepare", "baselines and warm start: no end", "raise deadlines.prepare_s"),
-        ("conclude", "the model to be kept: no end", "raise deadlines.weights_s"),
+        (
+            lambda world: replace(world, prepare=_never),
+            "baselines and warm start: no end",
+            "raise deadlines.prepare_s",
+        ),
+        (
+            lambda world: replace(world, conclude=_never),
+            "the model to be kept: no end",
+            "raise deadlines.weights_s",
+        ),
     ],
 )
-def test_work_that_never_ends_ends_the_run_with_its_cause_and_the_setting(part: str, says: str, setting: str) -> None:
+def test_work_that_never_ends_ends_the_run_with_its_cause_and_the_setting(
+    changed: Callable[[World], World], says: str, setting: str
+) -> None:
     tasks = [a_task()]
-    sim = simulate(a_config(tasks), tasks, changed=lambda world: replace(world, **{part: _never}))
+    sim = simulate(a_config(tasks), tasks, changed=changed)
     assert isinstance(sim.error, RunFailed)
     assert sim.error.failure is not None
     assert sim.error.failure.kind == "timeout"

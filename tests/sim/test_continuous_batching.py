@@ -161,14 +161,15 @@ def test_progress_is_seen_between_events_and_a_stop_takes_it() -> None:
 
 def reference(arrivals: list[tuple[float, Work]], limits: BatchRules) -> dict[int, float]:
     """The same step by step: each step reads what fits beside the rows that decode."""
-    now, done, left, read = 0.0, dict[int, float](), {}, {}
+    now, done, left, read = 0.0, dict[int, float](), dict[int, int](), dict[int, int]()
     pending = sorted(range(len(arrivals)), key=lambda index: arrivals[index][0])
     while len(done) < len(arrivals):
         while pending and arrivals[pending[0]][0] <= now + 1e-12:
             index = pending.pop(0)
             read[index] = max(1, arrivals[index][1].read)
         decoding = [index for index in left if left[index] > 0]
-        budget, chunk, ready = limits.step_tokens - len(decoding), 0, []
+        budget, chunk = limits.step_tokens - len(decoding), 0
+        ready: list[int] = []
         for index in list(read):
             if len(decoding) + len(ready) >= limits.max_live or budget <= 0:
                 break

@@ -79,6 +79,25 @@ class LeaveOneOut(Node):
     kind: Literal["rloo"]
 
 
+class DrGRPO(Node):
+    """Dr.GRPO: reward minus the group's mean, never divided: neither easy nor hard problems weigh more. Its other half is
+    algorithm.loss.normalize=constant."""
+
+    kind: Literal["dr_grpo"]
+
+
+class ReinforcePP(Node):
+    """REINFORCE++: the difference to a baseline, divided by its deviation over all trajectories of the batch."""
+
+    kind: Literal["reinforce_pp"]
+    baseline: Literal["group", "batch"] = "group"
+    """group: the mean of the group, so equal rewards teach nothing; batch: the mean of the batch, which also works with
+    schedule.group_size=1."""
+
+
+Normalize = Literal["trajectory", "sequence", "token", "constant"]
+
+
 class PPOClip(Node):
     """PPO's clipped objective, with a bound of its own on each side."""
 
@@ -87,9 +106,47 @@ class PPOClip(Node):
     """The probability ratio is clipped below 1 - this."""
     eps_clip_high: float = Field(default=0.2, gt=0)
     """The probability ratio is clipped above 1 + this."""
-    normalize: Literal["trajectory", "sequence", "token"] = "trajectory"
+    normalize: Normalize = "trajectory"
     """trajectory: each trajectory weighs 1, spread evenly over its tokens; sequence: each trajectory weighs 1, spread evenly
-    over its segments and then over their tokens; token: each token weighs 1."""
+    over its segments and then over their tokens; token: each token weighs 1; constant: each token weighs 1 / the longest
+    response that a task allows (max_turns x max_tokens), and the loss is divided by trajectories (Dr.GRPO)."""
+
+
+class Decoupled(Node):
+    """Decoupled PPO (AReaL): the clip is around the proximal policy, whose log-probabilities are recomputed before every
+    update; how far sampling was from it is the affair of algorithm.correction, with a bound of its own."""
+
+    kind: Literal["decoupled"]
+    eps_clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """The probability ratio to the proximal policy is clipped below 1 - this."""
+    eps_clip_high: float = Field(default=0.2, gt=0)
+    """The probability ratio to the proximal policy is clipped above 1 + this."""
+    normalize: Normalize = "trajectory"
+    """As under ppo_clip."""
+
+
+class GSPO(Node):
+    """GSPO: one ratio per trajectory, the geometric mean of those of its tokens, clipped as a whole."""
+
+    kind: Literal["gspo"]
+    eps_clip_low: float = Field(default=3e-4, gt=0, lt=1)
+    """The ratio of a trajectory is clipped below 1 - this; means over many tokens lie close to 1."""
+    eps_clip_high: float = Field(default=4e-4, gt=0)
+    """The ratio of a trajectory is clipped above 1 + this."""
+    normalize: Normalize = "trajectory"
+    """As under ppo_clip; trajectory is GSPO's own."""
+
+
+class CISPO(Node):
+    """CISPO: the clipped ratio is a weight without gradient on the log-probability, so no token loses its gradient."""
+
+    kind: Literal["cispo"]
+    eps_clip_low: float = Field(default=1.0, gt=0, le=1)
+    """The weight is at least 1 - this; 1: no lower bound, as in its paper."""
+    eps_clip_high: float = Field(default=4.0, gt=0)
+    """The weight is at most 1 + this."""
+    normalize: Normalize = "token"
+    """As under ppo_clip; token is CISPO's own."""
 
 
 class NoCorrection(Node):
@@ -106,16 +163,135 @@ class TruncatedIS(Node):
     """Largest weight of a token."""
 
 
+class MaskedIS(Node):
+    """Masked importance sampling (IcePop): a token is weighted within the bounds and out of the loss beyond them."""
+
+    kind: Literal["masked"]
+    low: float = Field(default=0.5, ge=0, lt=1)
+    """Tokens with a smaller weight, old over behaviour probability, leave the loss."""
+    high: float = Field(default=5.0, gt=1)
+    """Tokens with a larger weight leave the loss."""
+
+
+class NoReject(Node):
+    """Every trajectory of a batch has its part in the loss."""
+
+    kind: Literal["none"] = "none"
+
+
+class GeometricReject(Node):
+    """A whole trajectory leaves the loss when the geometric mean of old over behaviour probabilities is out of bounds."""
+
+    kind: Literal["geometric"]
+    low: float = Field(default=0.9, ge=0, lt=1)
+    """Smallest geometric mean."""
+    high: float = Field(default=1.1, gt=1)
+    """Largest geometric mean."""
+
+
+class NoKL(Node):
+    """Nothing holds the policy near where it began, and no copy of the weights is kept."""
+
+    kind: Literal["none"] = "none"
+
+
+class KL1(Node):
+    """The plain difference of log-probabilities, differentiated as an expectation: its own gradient would have mean 0."""
+
+    kind: Literal["k1"]
+    coef: float = Field(default=1e-3, gt=0)
+    """Weight of the term per sampled token. The trainer keeps the initial weights: 4 bytes per parameter, over the ranks."""
+
+
+class KL2(Node):
+    """Half the squared difference of log-probabilities: the gradient of k1, and never negative."""
+
+    kind: Literal["k2"]
+    coef: float = Field(default=1e-3, gt=0)
+    """Weight of the term per sampled token. The trainer keeps the initial weights: 4 bytes per parameter, over the ranks."""
+
+
+class KL3(Node):
+    """r - 1 - ln r with r = reference over present probability: GRPO's own."""
+
+    kind: Literal["k3"]
+    coef: float = Field(default=1e-3, gt=0)
+    """Weight of the term per sampled token. The trainer keeps the initial weights: 4 bytes per parameter, over the ranks."""
+
+
 class Algorithm(Node):
     """What is learned from a batch."""
 
-    advantage: Annotated[GroupBaseline | LeaveOneOut, Field(discriminator="kind")] = GroupBaseline()
-    loss: PPOClip = PPOClip()
-    correction: Annotated[TruncatedIS | NoCorrection, Field(discriminator="kind")] = TruncatedIS()
+    advantage: Annotated[GroupBaseline | LeaveOneOut | DrGRPO | ReinforcePP, Field(discriminator="kind")] = (
+        GroupBaseline()
+    )
+    loss: Annotated[PPOClip | Decoupled | GSPO | CISPO, Field(discriminator="kind")] = PPOClip()
+    correction: Annotated[TruncatedIS | MaskedIS | NoCorrection, Field(discriminator="kind")] = TruncatedIS()
+    reject: Annotated[NoReject | GeometricReject, Field(discriminator="kind")] = NoReject()
+    mask_older_than: int = Field(default=-1, ge=-1)
+    """Tokens sampled more versions ago than this leave the loss, when it is trained; they count for staleness all the same.
+    -1: none."""
+    kl: Annotated[NoKL | KL1 | KL2 | KL3, Field(discriminator="kind")] = NoKL()
+    zero_variance: Literal["train", "drop"] = "train"
+    """Groups whose rewards are all equal: train keeps them in the batch; drop opens others of the same task in their place
+    (DAPO's dynamic sampling)."""
+    refills: int = Field(default=10, ge=1)
+    """Under zero_variance=drop: a task's groups that may be dropped for one batch, in multiples of its groups in a batch.
+    Beyond them, and after half of deadlines.batch_s of waiting, the batch goes on with what it has."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus per sampled token; 0: none. It keeps groups from agreeing before they have learned."""
     shuffle_rewards: bool = False
     """Control experiment: rewards are permuted across the groups of a batch, so nothing can be learned."""
+
+    @property
+    def compares_members(self) -> bool:
+        """Whether an advantage is the difference to other members of the group."""
+        return not (isinstance(self.advantage, ReinforcePP) and self.advantage.baseline == "batch")
+
+    @property
+    def needs_behaviour(self) -> bool:
+        """Whether the loss cannot do without the engine's log-probabilities."""
+        return self.correction.kind != "none" or self.reject.kind != "none"
+
+
+def algorithm_problems(algorithm: Algorithm, schedule: Schedule, sampling: SamplingConfig) -> list[str]:
+    """Broken rules between what is learned, how it is scheduled and how it is sampled, a line each."""
+    problems: list[str] = []
+    if schedule.group_size == 1 and algorithm.compares_members:
+        problems.append(
+            f"schedule.group_size=1 with algorithm.advantage={algorithm.advantage.kind}: a group baseline over one "
+            "member is that member's own reward, so every advantage is 0; use group_size >= 2"
+        )
+    elif schedule.group_size == 1 and algorithm.zero_variance == "drop":
+        problems.append(
+            "algorithm.zero_variance=drop with schedule.group_size=1: the rewards of one member are always equal, so every "
+            "group would be dropped; use algorithm.zero_variance=train, or group_size >= 2"
+        )
+    if schedule.max_staleness > 0 and algorithm.correction.kind == "none":
+        problems.append(
+            f"algorithm.correction.kind=none with schedule.max_staleness={schedule.max_staleness}: tokens sampled under "
+            "older weights cannot be trained without their behaviour log-probabilities; use algorithm.correction.kind=tis, "
+            "or schedule.max_staleness=0"
+        )
+    elif algorithm.loss.kind == "decoupled" and algorithm.correction.kind == "none":
+        problems.append(
+            "algorithm.loss.kind=decoupled with algorithm.correction.kind=none: the weight between sampling and the proximal "
+            "policy is the other half of it; use algorithm.correction.kind=tis or masked, or algorithm.loss.kind=ppo_clip"
+        )
+    if algorithm.correction.kind == "none" and sampling.truncates:
+        cut = f"sampling.top_p={sampling.top_p:g}, sampling.top_k={sampling.top_k}, sampling.min_p={sampling.min_p:g}"
+        problems.append(
+            f"algorithm.correction.kind=none with {cut}: tokens are drawn from a truncated distribution and would be trained "
+            "as though from the whole one; use algorithm.correction.kind=tis, which counts the kept mass, or "
+            "sampling.top_p=1, sampling.top_k=0 and sampling.min_p=0"
+        )
+    if algorithm.mask_older_than >= max(0, schedule.max_staleness):
+        near = f"at most {schedule.max_staleness - 1}, or -1" if schedule.max_staleness else "-1"
+        problems.append(
+            f"algorithm.mask_older_than={algorithm.mask_older_than} with schedule.max_staleness={schedule.max_staleness}: "
+            f"nothing that old is trained, so it would mask nothing; use {near} for none"
+        )
+    return problems
 
 
 class Optimizer(Node):
@@ -148,3 +324,8 @@ class SamplingConfig(Node):
     """The k most likely tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Tokens with at least this share of the largest probability; 0: all."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens can never be drawn, so that log-probabilities alone do not say how the others were."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0

@@ -96,6 +96,10 @@ class Batch:
     def trajectories(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group.done]
 
+    @property
+    def n_sampled(self) -> int:
+        return sum(group.n_sampled for group in self.groups)
+
 
 class Buffer:
     """All groups that are not yet trained or dropped."""
@@ -128,6 +132,8 @@ class Buffer:
         """Batches released so far."""
         self.changed = Signal()
         self.last_failure: Failure | None = None
+        self._taking_since: float | None = None
+        """Set while the trainer waits for a batch."""
         self.opened = 0
         """Groups opened so far."""
         self.recent: deque[Counter[str]] = deque(maxlen=mix_window)
@@ -152,6 +158,18 @@ class Buffer:
     def _oldest_at(self, batches: int) -> Version:
         """The oldest version that may still be trained by weights with as many batches behind them."""
         return self.lineage.first(max(0, oldest_allowed(batches, self.window.max_staleness)))
+
+    def oldest_unmasked(self, version: Version, mask_older_than: int) -> Version:
+        """The oldest version whose tokens enter the loss at `version` (`algorithm.mask_older_than`, -1: no mask)."""
+        if mask_older_than < 0:
+            return 0
+        return self.lineage.first(max(0, oldest_allowed(self.lineage.batches(version), mask_older_than)))
+
+    @property
+    def starved_s(self) -> float:
+        """How long the trainer has waited for its batch."""
+        since = self._taking_since
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
     def _age(self, version: Version | None) -> int | None:
         return None if version is None else self.lineage.batches(version)
@@ -241,6 +259,7 @@ class Buffer:
         absolute deadline.
         """
         started, quota = asyncio.get_running_loop().time(), self._mix.quota(step)
+        self._taking_since = started
         while True:
             if unless():
                 return None
@@ -268,6 +287,7 @@ class Buffer:
         self, step: int, version: Version, names: tuple[str, ...], quota: Mapping[str, int], waited_s: float
     ) -> Batch:
         batch = Batch(step, version, tuple(self.groups[name] for name in names))
+        self._taking_since = None
         for group in batch.groups:
             group.life.to("training")
             del self._ready[group.id]
@@ -281,7 +301,7 @@ class Buffer:
         newest = [at - self.lineage.batches(newest) for group in batch.groups for _, newest in group.versions]
         self._record(
             "batch_released", step=step, version=version, groups=list(names), trajectories=len(batch.trajectories),
-            tokens=sum(group.n_sampled for group in batch.groups), staleness_mean=sum(lags) / max(1, len(lags)),
+            tokens=batch.n_sampled, staleness_mean=sum(lags) / max(1, len(lags)),
             staleness_max=max(lags, default=0), newest_lag_mean=sum(newest) / max(1, len(newest)),
             waited_s=round(waited_s, 6), quota=dict(quota),
             mix={task: round(n / mixed.total(), 6) for task, n in sorted(mixed.items())},
@@ -309,11 +329,13 @@ class Buffer:
             for name in losers(view["open"], view["buffered"], wanted=wanted):
                 self.drop(self.groups[name], "redundant")
 
-    def trained(self, batch: Batch) -> None:
-        """The version that holds this batch is published: its samples need not be kept any more."""
+    def trained(self, batch: Batch, *, masked: int = 0) -> None:
+        """The version that holds this batch is published: its samples need not be kept any more. `masked`: tokens of it that a
+        correction took out of the loss."""
         for group in batch.groups:
             group.life.to("trained")
-            self._ledger.move("buffered", "trained", group.n_sampled)
             del self.groups[group.id]
+        self._ledger.drop("buffered", "masked", masked)
+        self._ledger.move("buffered", "trained", batch.n_sampled - masked)
         self.window.published(len(batch.groups))
         self.changed.notify()

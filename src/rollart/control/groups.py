@@ -25,6 +25,7 @@ from rollart.sched import failure as failures
 from rollart.sched.mixing import Mix
 from rollart.sched.redundancy import group_verdict
 from rollart.sched.timeouts import work_deadline
+from rollart.sched.variance import Filter
 
 OPENINGS_PER_TURN = 8
 """Groups opened before the loop's other coroutines get a turn: opening thousands at once must not hold the loop."""
@@ -50,6 +51,7 @@ class Groups:
         rules: GroupRules, sampling: Mapping[str, Sampling], spawn: Spawn,
         keep: Callable[[Trajectory], None], newest_served: Callable[[], Version],
         held_up: Callable[[], bool],
+        variance: Filter | None = None,
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
@@ -66,6 +68,8 @@ class Groups:
         self._keep = keep
         self._newest_served = newest_served
         self._held_up = held_up
+        self._variance = variance
+        """Set: groups whose rewards are equal are dropped, within its bounds."""
         self.cursors = {name: Cursor(spec, rules.seed) for name, spec in rollout.tasks.items()}
 
     async def produce(self) -> None:
@@ -201,9 +205,28 @@ class Groups:
             given_up=group.given_up, min_group_size=self._rules.min_group_size,
         )  # fmt: skip
         if verdict == "complete":
-            self._buffer.complete(group)
+            self._complete(group)
         elif verdict == "hopeless":
             self._buffer.drop(group, reason)
+
+    def _complete(self, group: Group) -> None:
+        """To the buffer, unless it teaches nothing and another one may take its place."""
+        buffer, variance, task = self._buffer, self._variance, group.instance.task
+        if variance is not None:
+            rewards = [trajectory.reward for trajectory in group.done if trajectory.reward is not None]
+            found = variance.choose(task, rewards, batch=buffer.released, waited_s=buffer.starved_s)
+            if found == "drop":
+                buffer.drop(group, "zero_variance")
+                return
+            if found == "spent" and variance.first_time(task):
+                text = (
+                    f"{task}: after {variance.dropped.get(task, 0)} groups with equal rewards for one batch (algorithm.refills "
+                    f"allows {variance.allowed[task]}), and {buffer.starved_s:.0f} s of waiting for it, batches go on with "
+                    "groups that teach nothing; the task is solved or out of reach: change its instances or its ratio, or "
+                    "use algorithm.zero_variance=train"
+                )
+                self._record("advisory", code="zero_variance", text=text, task=task)
+        buffer.complete(group)
 
 
 def _aborted_as(trajectory: Trajectory) -> DropReason:

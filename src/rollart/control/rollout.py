@@ -380,7 +380,7 @@ def _fields(trajectory: Trajectory) -> dict[str, object]:
         group=trajectory.group_id, task=trajectory.instance.task, purpose=trajectory.instance.purpose,
         status=trajectory.status, cause=trajectory.finish_cause, reward=trajectory.reward, turns=trajectory.turns,
         bad_actions=trajectory.bad_actions, sampled=sum(span.n_tokens for span in spans),
-        context=sum(segment.n_tokens for segment in trajectory.segments),
+        context=sum(segment.n_tokens - segment.shared_tokens for segment in trajectory.segments),
         oldest_version=spans[0].version if spans else None, newest_version=spans[-1].version if spans else None,
         spans=len(spans), metrics=dict(trajectory.metrics),
         seconds={name: round(value, 6) for name, value in trajectory.timings.items()}, **why,

@@ -24,11 +24,13 @@ from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
 from rollart.core.seeds import rng
 from rollart.core.types import Sample, Version
-from rollart.learn.advantages import build_samples
+from rollart.learn.advantages import build_samples, needs_whole_batch
 from rollart.learn.credit import total_weight
 
 T = TypeVar("T")
 
+TAKEN_OUT = ("masked_tokens", "rejected_tokens", "old_tokens")
+"""Metrics of an optimiser step that count tokens which corrections took out of its loss, each in one of them."""
 GROUPS_PER_TURN = 8
 """Groups made into samples before the loop's other coroutines get a turn: a large batch must not hold the loop."""
 
@@ -58,6 +60,8 @@ class Training:
         self._recovery = recovery
         self._rules = rules
         self._after_step = after_step
+        self._masked = 0
+        """Tokens of the batch trained last that were taken out of its loss."""
 
     async def run(self, *, first_step: int, version: Version) -> Version:
         """Train to the last step; returns the last version. One batch, `steps_per_batch` steps, one version."""
@@ -69,7 +73,7 @@ class Training:
                 version = await self._recovery.served(version)
             version = await self._recovery.through(version, partial(self._step, batch))
             self._recovery.trained(batch)
-            self._buffer.trained(batch)
+            self._buffer.trained(batch, masked=self._masked)
             self.close_books()
             version = await self._after_step(step, version)
         return version
@@ -98,7 +102,7 @@ class Training:
         await self._weights.publish(batch.step, version + 1)
         self._record(
             "step_finished", step=batch.step, version=version, seconds=seconds,
-            trained_tokens=sum(group.n_sampled for group in batch.groups), metrics=dict(metrics),
+            trained_tokens=batch.n_sampled - self._masked, masked_tokens=self._masked, metrics=dict(metrics),
         )  # fmt: skip
         return version + 1
 
@@ -106,24 +110,29 @@ class Training:
         """The batch's optimiser steps; returns the last one's metrics. Raises TrainerLost."""
         trainer, step = self._recovery.seat.port, batch.step
         metrics: Mapping[str, float] = {}
+        masked = 0.0
         samples = await self._samples(batch)
         parts = _parts(batch, samples, self._rules.steps_per_batch)
-        if len(parts) > 1:
+        if len(parts) > 1 or self._rules.algorithm.loss.kind == "decoupled":
             await self._bounded(trainer.logprobs(samples))
         for part in parts:
             await self._bounded(trainer.begin(step, total_weight=total_weight(part)))
             await self._bounded(trainer.accumulate(part))
             metrics = await self._bounded(trainer.finish())
+            masked += sum(metrics.get(name, 0.0) for name in TAKEN_OUT)
             self._must_move(step, metrics)
+        self._masked = round(masked)
         return metrics
 
     async def _samples(self, batch: Batch) -> list[Sample]:
-        """The trainer's rows, made of a few groups per turn of the loop; a shuffle needs all groups at once."""
+        """The trainer's rows, made of a few groups per turn of the loop, unless they depend on one another."""
         algorithm, chance = self._rules.algorithm, rng(self._rules.seed, "shuffle", batch.step)
-        size = len(batch.groups) if algorithm.shuffle_rewards else GROUPS_PER_TURN
+        size = len(batch.groups) if needs_whole_batch(algorithm) else GROUPS_PER_TURN
+        oldest = self._buffer.oldest_unmasked(batch.version, algorithm.mask_older_than)
         samples: list[Sample] = []
         for start in range(0, len(batch.groups), size):
-            samples += build_samples([group.done for group in batch.groups[start : start + size]], algorithm, chance)
+            groups = [group.done for group in batch.groups[start : start + size]]
+            samples += build_samples(groups, algorithm, chance, min_version=oldest)
             await asyncio.sleep(0)
         return samples
 

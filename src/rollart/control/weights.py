@@ -18,7 +18,8 @@ from rollart.control.signal import Signal
 from rollart.control.waits import GRACE_S, WaitExpired, Waits
 from rollart.core.errors import RunFailed, StoreError, TrainerLost, failure
 from rollart.core.events import Recorder
-from rollart.core.types import Failure, Manifest, Version
+from rollart.core.resources import EngineInfo
+from rollart.core.types import Failure, Fingerprint, Manifest, Version
 from rollart.ports import Engine, WeightStore
 
 T = TypeVar("T")
@@ -65,6 +66,27 @@ class VersionBook:
                 needed.add(self._manifests[version].base)
             else:
                 del self._manifests[version]
+
+
+def same_weights(served: Fingerprint, published: Fingerprint, info: EngineInfo) -> bool:
+    """Whether an engine serves what the trainer published: bit for bit, or as far as it can be asked.
+
+    `probe`: it was handed the same bytes, and scores the fixed prompts as the trainer does, within `info.mismatch`.
+    """
+    if info.fingerprint == "bitwise":
+        return served.digest == published.digest
+    ours, theirs = served.probe, published.probe
+    if served.digest != published.digest or not ours or len(ours) != len(theirs):
+        return False
+    return sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= info.mismatch * len(ours)
+
+
+def _apart(served: Fingerprint, published: Fingerprint) -> str:
+    """How far the scores of the fixed prompts lie apart, for an engine that is asked so."""
+    if not served.probe or len(served.probe) != len(published.probe):
+        return ""
+    gap = sum(abs(a - b) for a, b in zip(served.probe, published.probe, strict=True)) / len(served.probe)
+    return f"; its log-probabilities of fixed prompts are {gap:.2g} off on average"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +263,7 @@ class Weights:
             if isinstance(applied, Failure):
                 why = applied
                 continue
-            matches = applied.fingerprint == manifest.fingerprint
+            matches = same_weights(applied.fingerprint, manifest.fingerprint, engine.info)
             self._record(
                 "applied", engine=name, version=want, seconds=round(loop.time() - started, 6),
                 exposed_s=round(applied.exposed_s, 6), live=applied.live_requests, digest=applied.fingerprint.digest,
@@ -253,7 +275,8 @@ class Weights:
             # no second try: it samples with these weights already, and what it samples must not be trained
             why = failure(
                 "engine", "raised", f"{name} serves {applied.fingerprint.digest[:12]}.. as version {want}, the trainer "
-                f"published {manifest.fingerprint.digest[:12]}..", retryable=False,
+                f"published {manifest.fingerprint.digest[:12]}..{_apart(applied.fingerprint, manifest.fingerprint)}",
+                retryable=False,
             )  # fmt: skip
             break
         self._fleet.lost(name, why)

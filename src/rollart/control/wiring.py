@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from rollart.config.schema import Retry, RunConfig
@@ -26,6 +27,7 @@ from rollart.ports import Engine, Env, Scorer, World
 from rollart.sched.failure import Policy
 from rollart.sched.mixing import Mix
 from rollart.sched.staleness import Window
+from rollart.sched.variance import Filter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Wired:
         self.groups = Groups(
             record, waits, ledger, self.buffer, self.rollout, mix, rules=_group_rules(config), sampling=sampling,
             spawn=spawn_attempt, keep=world.keep, newest_served=lambda: fleet.router.newest,
-            held_up=lambda: self.recovery.under_way,
+            held_up=lambda: self.recovery.under_way, variance=_variance(config, shares(world)),
         )  # fmt: skip
         self.weights = Weights(
             record, waits, fleet, self.seat, world.store,
@@ -124,6 +126,14 @@ def _window(config: RunConfig) -> Window:
         groups_per_batch=schedule.groups_per_batch, max_staleness=schedule.max_staleness,
         redundant_groups=schedule.redundant_groups,
     )  # fmt: skip
+
+
+def _variance(config: RunConfig, shares: Mapping[str, float]) -> Filter | None:
+    if config.algorithm.zero_variance == "train":
+        return None
+    groups = {task: math.ceil(share * config.schedule.groups_per_batch) for task, share in shares.items()}
+    allowed = {task: config.algorithm.refills * n for task, n in groups.items()}
+    return Filter(allowed=allowed, patience_s=config.deadlines.batch_s / 2)
 
 
 def _sampling(config: RunConfig, stop_ids: tuple[int, ...]) -> Sampling:

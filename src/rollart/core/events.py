@@ -103,6 +103,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "quota",
     ),
     "step_started": ("step", "version"),
+    # trained_tokens: in the loss; with masked_tokens, which corrections took out of it, all tokens of the batch
     "step_finished": ("step", "version", "seconds", "trained_tokens", "metrics"),
     "published": ("step", "version", "seconds", "bytes", "buckets", "digest"),
     "prefetched": ("engine", "version", "seconds"),

@@ -33,6 +33,8 @@ class EngineInfo:
     degrees: Degrees = DEFAULT_DEGREES
     kv_tokens: int
     fingerprint: Literal["bitwise", "probe"]
+    mismatch: float = 0.0
+    """With `probe`: largest mean |difference| of log-probabilities from the trainer's that is rounding; measured."""
     version: Version = 0
     """What it serves when it joins."""
 

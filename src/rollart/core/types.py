@@ -93,8 +93,22 @@ class Segment:
         return sum(piece.n_tokens for piece in self.pieces)
 
     @property
+    def spans(self) -> tuple[Span, ...]:
+        """Version spans of the tokens sampled here, in order; those of the shared prefix are the parent's."""
+        own: list[Span] = []
+        start = 0
+        for piece in self.pieces:
+            at, start = start, start + piece.n_tokens
+            for span in piece.spans:
+                at += span.n_tokens
+                beyond = min(span.n_tokens, at - self.shared_tokens)
+                if beyond > 0:
+                    own.append(Span(version=span.version, n_tokens=beyond))
+        return tuple(own)
+
+    @property
     def n_sampled(self) -> int:
-        return sum(piece.n_tokens for piece in self.pieces if piece.spans)
+        return sum(span.n_tokens for span in self.spans)
 
     def extended(self, *pieces: Tokens) -> Segment:
         return Segment(pieces=self.pieces + pieces, parent=self.parent, shared_tokens=self.shared_tokens)
@@ -233,15 +247,14 @@ class Trajectory:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Version spans over all sampled tokens, in order, neighbours of one version merged."""
+        """Version spans over all sampled tokens, each token once, in order, neighbours of one version merged."""
         merged: list[Span] = []
         for segment in self.segments:
-            for piece in segment.pieces:
-                for span in piece.spans:
-                    if merged and merged[-1].version == span.version:
-                        merged[-1] = Span(version=span.version, n_tokens=merged[-1].n_tokens + span.n_tokens)
-                    else:
-                        merged.append(span)
+            for span in segment.spans:
+                if merged and merged[-1].version == span.version:
+                    merged[-1] = Span(version=span.version, n_tokens=merged[-1].n_tokens + span.n_tokens)
+                else:
+                    merged.append(span)
         return tuple(merged)
 
     @property
@@ -268,6 +281,8 @@ class Sample:
     advantage: float
     weight: float = 1.0
     """Sums to 1 over a trajectory's segments."""
+    min_version: Version = 0
+    """Tokens sampled under an older version stay out of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Credit: how a trajectory's weight in the loss is spread over its segments and tokens.
 
-Owns the three normalisations. Invariant: the trajectory is the unit of account. However a trajectory is cut into segments,
+Owns the four normalisations. Invariant: the trajectory is the unit of account. However a trajectory is cut into segments,
 their weights sum to 1 and its number of trained tokens stays the same, so its part in the loss does not grow with the
 number of its segments.
 
@@ -8,19 +8,23 @@ number of its segments.
     trajectory    1 / n                                                                    trajectories
     sequence      1 / (k * trained tokens of its own segment)                              trajectories
     token         1                                                                        tokens
+    constant      1 / the longest response that a task allows                              trajectories
 
-Under `trajectory` and `token` the cuts themselves leave no trace; `sequence` gives each segment of a trajectory the same
-part of its weight, so there a token's weight depends on the length of its segment (equal cuts change nothing).
+Under `trajectory`, `token` and `constant` the cuts themselves leave no trace; `sequence` gives each segment of a trajectory
+the same part of its weight, so there a token's weight depends on the length of its segment (equal cuts change nothing).
+`constant` is Dr.GRPO's (Liu et al. 2025, section 3.1): a token weighs the same in a long trajectory as in a short one.
+A token that a correction masks keeps its place in what the loss is divided by: what is masked never makes the rest heavier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from rollart.config.learning import Normalize
+from rollart.config.schema import RunConfig
 from rollart.core.types import Sample, Segment
 
-Normalize = Literal["trajectory", "sequence", "token"]
+__all__ = ["Normalize", "longest_response", "loss_tokens", "segment_shares", "token_weight", "total_weight"]
 
 
 def loss_tokens(segment: Segment) -> int:
@@ -41,12 +45,22 @@ def segment_shares(segments: Sequence[Segment], normalize: Normalize) -> tuple[f
     return tuple(part / total if total else 0.0 for part in parts)
 
 
-def token_weight(sample: Sample, normalize: Normalize) -> float:
-    """What one trained token of this sample weighs in the loss, before the division by the step's total weight."""
+def longest_response(config: RunConfig) -> int:
+    """The most tokens that a trajectory of any task can sample: every turn taken, and every turn full."""
+    return max(task.max_turns * task.max_tokens for task in config.tasks.values())
+
+
+def token_weight(sample: Sample, normalize: Normalize, longest: int = 1) -> float:
+    """What one trained token of this sample weighs in the loss, before the division by the step's total weight.
+
+    `longest`: tokens of the longest response, which `constant` divides by.
+    """
     tokens = loss_tokens(sample.segment)
-    if normalize == "token" or not tokens:
-        return 1.0 if tokens else 0.0
-    return sample.weight / tokens
+    if not tokens:
+        return 0.0
+    if normalize == "constant":
+        return 1.0 / longest
+    return 1.0 if normalize == "token" else sample.weight / tokens
 
 
 def total_weight(samples: Sequence[Sample]) -> float:

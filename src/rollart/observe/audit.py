@@ -196,7 +196,7 @@ def ledger_closes(record: Record) -> Iterator[str]:
     trained = sum(batch["tokens"] for batch in record.of("batch_released"))
     for name, says, is_ in (
         ("sampled", last["sampled"], turns + lost + dropped),
-        ("trained", last["trained"], trained),
+        ("trained and masked", last["trained"] + last["dropped"].get("masked", 0), trained),
         ("eval", last["eval"], of_eval),
         ("buffered and in flight", last["buffered"] + last["in_flight"], 0),
     ):

@@ -79,7 +79,7 @@ def _steps(record: Record) -> Iterator[str]:
     published = {row["step"]: row for row in record.of("published")}
     for row in record.of("step_finished"):
         step = row["step"]
-        if row["trained_tokens"] != tokens.get(step):
+        if row["trained_tokens"] + row.get("masked_tokens", 0) != tokens.get(step):
             yield f"figures: step {step} trained {row['trained_tokens']} tokens of {tokens.get(step)}"
         if step in started and step in published:
             took = published[step]["t"] - published[step]["seconds"] - started[step]["t"]

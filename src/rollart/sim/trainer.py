@@ -37,6 +37,8 @@ class TrainerModel:
     save_s: float = 0.0
     load_s: float = 0.0
     changes_weights: bool = True
+    masked_share: float = 0.0
+    """Of the sampled tokens of a step, rounded down: what corrections take out of its loss."""
     fault: Callable[[str, TrainerCall, int], TrainerMishap | None] = field(default=lambda trainer, call, nth: None)
     """(trainer id, call, how many of that call it had before) -> what goes wrong with this one."""
     bytes_die: bool = False
@@ -137,7 +139,10 @@ class SimTrainer:
             moves=old.moves + moves,
             digest=_trained_on(old, batch) if moves else old.digest,
         )
-        return {"loss": 0.0, "grad_norm": 1.0, "lr": 1e-3, "weights_changed": float(moves)}
+        masked = int(self._model.masked_share * sum(sample.segment.n_sampled for sample in batch))
+        return {
+            "loss": 0.0, "grad_norm": 1.0, "lr": 1e-3, "weights_changed": float(moves), "masked_tokens": float(masked),
+        }  # fmt: skip
 
     async def logprobs(self, samples: Sequence[Sample]) -> object:
         await self._spend("logprobs", self._model.begin_s)

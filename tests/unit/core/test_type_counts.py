@@ -42,6 +42,24 @@ def test_a_segment_counts_all_tokens_and_the_sampled_ones_apart(many: list[Segme
         assert segment.n_sampled == sum(piece.n_tokens for piece in segment.pieces if piece.sampled)
 
 
+@given(segments.filter(bool), st.integers(0, 40))
+def test_what_is_shared_with_the_parent_is_counted_in_the_parent_alone(many: list[Segment], shared: int) -> None:
+    """However much of a segment is shared: its own tokens are those beyond that, and a trajectory counts each token once."""
+    parent = many[0]
+    child = Segment(pieces=parent.pieces, parent=0, shared_tokens=shared)
+    flat = [span.version if span else None for p in parent.pieces for span in spread(p)]
+    own = [version for version in flat[shared:] if version is not None]
+    assert [span.version for span in child.spans for _ in range(span.n_tokens)] == own
+    assert child.n_sampled == len(own)
+    whole = trajectory([parent, child])
+    assert whole.n_sampled == parent.n_sampled + len(own) == sum(span.n_tokens for span in whole.spans)
+
+
+def spread(piece: Tokens) -> list[Span | None]:
+    """One entry per token."""
+    return [span for span in piece.spans for _ in range(span.n_tokens)] if piece.sampled else [None] * piece.n_tokens
+
+
 def test_an_extended_segment_keeps_its_parent_and_its_pieces() -> None:
     own, new = Tokens(n_tokens=3), Tokens(n_tokens=2, spans=(Span(version=1, n_tokens=2),))
     before = Segment(pieces=(own,), parent=0, shared_tokens=1)

@@ -16,22 +16,29 @@ from pydantic import ValidationError
 
 from rollart.config.schema import (
     Algorithm,
+    DrGRPO,
     GroupBaseline,
     LeaveOneOut,
     MaxDigitEnv,
     NoCorrection,
+    ReinforcePP,
     RunConfig,
     Schedule,
     TaskConfig,
 )
 from rollart.core.errors import InvariantBroken
 from rollart.core.types import Segment, Span, Status, TaskInstance, Tokens, Trajectory
-from rollart.learn.advantages import build_samples, group_advantages
+from rollart.learn.advantages import GroupRule, batch_advantages, build_samples, group_advantages
 
+REINFORCE_PP = ReinforcePP(kind="reinforce_pp")
+OVER_BATCH = ReinforcePP(kind="reinforce_pp", baseline="batch")
+DR_GRPO = DrGRPO(kind="dr_grpo")
 STD = GroupBaseline()
 NO_STD = GroupBaseline(normalize_std=False)
 RLOO = LeaveOneOut(kind="rloo")
-RULES = [STD, NO_STD, RLOO]
+RULES = [STD, NO_STD, RLOO, DR_GRPO]
+WITH_GROUPS = [*RULES, REINFORCE_PP]
+"""Under all of these a member is compared with its group."""
 TASKS = {"digits": TaskConfig(env=MaxDigitEnv(kind="max_digit"))}
 
 
@@ -78,16 +85,15 @@ def group(rewards: Sequence[float | None], *, index: int = 0, task: str = "digit
         (NO_STD, [0.75, -0.25, -0.25, -0.25]),
         # the others of the first are 0 0 0, those of each loser are 1 0 0
         (RLOO, [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        (DR_GRPO, [0.75, -0.25, -0.25, -0.25]),
     ],
 )
-def test_advantages_equal_those_worked_out_by_hand(rule: GroupBaseline | LeaveOneOut, expected: list[float]) -> None:
+def test_advantages_equal_those_worked_out_by_hand(rule: GroupRule, expected: list[float]) -> None:
     assert group_advantages([1, 0, 0, 0], rule) == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_groups_of_sizes_3_2_3_have_zero_mean_advantages_in_any_arrival_order(
-    rule: GroupBaseline | LeaveOneOut,
-) -> None:
+@pytest.mark.parametrize("rule", WITH_GROUPS)
+def test_groups_of_sizes_3_2_3_have_zero_mean_advantages_in_any_arrival_order(rule: GroupRule | ReinforcePP) -> None:
     """Field case 9: a mean is that of one group, wherever its members stand in the batch."""
     groups = [group([1, 0, 0.5], index=0), group([0.25, 1], index=1), group([0, 3, -1], index=2)]
     reference: dict[str, float] | None = None
@@ -100,10 +106,10 @@ def test_groups_of_sizes_3_2_3_have_zero_mean_advantages_in_any_arrival_order(
         assert advantages == pytest.approx(reference)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", WITH_GROUPS)
 @pytest.mark.parametrize("equal", [0.0, 1.0, 0.1, -7.3, 1e9])
 def test_a_group_with_equal_rewards_has_advantages_of_exactly_zero_between_others(
-    rule: GroupBaseline | LeaveOneOut, equal: float
+    rule: GroupRule | ReinforcePP, equal: float
 ) -> None:
     """Field case 10: exactly 0, among groups of 4, 3 and 4."""
     groups = [group([1, 0, 0, 1], index=0), group([equal] * 3, index=1), group([0, 0, 0, 1], index=2)]
@@ -114,7 +120,7 @@ def test_a_group_with_equal_rewards_has_advantages_of_exactly_zero_between_other
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rewards_that_differ_by_rounding_only_count_as_equal(rule: GroupBaseline | LeaveOneOut) -> None:
+def test_rewards_that_differ_by_rounding_only_count_as_equal(rule: GroupRule) -> None:
     assert group_advantages([0.1 + 0.2, 0.3], rule) == (0.0, 0.0)
     assert group_advantages([0.3, 0.3001], rule)[0] != 0
 
@@ -127,9 +133,7 @@ def test_rewards_1_0_1_0_of_one_task_instance_give_advantages_of_both_signs_with
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("unscored", [None, float("nan"), float("inf")])
-def test_an_unscored_trajectory_is_out_of_mean_deviation_and_loss(
-    rule: GroupBaseline | LeaveOneOut, unscored: float | None
-) -> None:
+def test_an_unscored_trajectory_is_out_of_mean_deviation_and_loss(rule: GroupRule, unscored: float | None) -> None:
     """Field case 13: None and NaN alike."""
     with_it = group_advantages([1, unscored, 0, 0], rule)
     without = group_advantages([1, 0, 0], rule)
@@ -141,9 +145,7 @@ def test_an_unscored_trajectory_is_out_of_mean_deviation_and_loss(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_single_scored_member_and_a_group_with_none_have_nothing_to_learn_from(
-    rule: GroupBaseline | LeaveOneOut,
-) -> None:
+def test_a_single_scored_member_and_a_group_with_none_have_nothing_to_learn_from(rule: GroupRule) -> None:
     assert group_advantages([None, 5.0, float("nan")], rule) == (None, 0.0, None)
     assert group_advantages([None, None], rule) == (None, None)
     assert group_advantages([], rule) == ()
@@ -160,6 +162,51 @@ def test_advantages_are_centred_scale_free_and_keep_the_order_of_rewards(rewards
         assert np.mean(scaled**2) == pytest.approx(1)
         order = np.argsort(rewards, kind="stable")
         assert np.all(np.diff(scaled[order]) >= 0)
+
+
+@pytest.mark.parametrize("rule", [REINFORCE_PP, OVER_BATCH])
+def test_reinforce_pp_is_normalised_over_the_trajectories_of_the_batch(rule: ReinforcePP) -> None:
+    """Against plain sums: the baseline by group or over all, one deviation for the whole batch, unscored ones out of it."""
+    groups: list[list[float | None]] = [[1.0, 0.0, 0.5, None], [4.0, 1.0], [0.25, 0.25, float("nan")]]
+    known = [[r for r in group if r is not None and not math.isnan(r)] for group in groups]
+    everyone = [r for group in known for r in group]
+    bases = [sum(g) / len(g) if rule.baseline == "group" else sum(everyone) / len(everyone) for g in known]
+    differences = [r - base for group, base in zip(known, bases, strict=True) for r in group]
+    deviation = math.sqrt(sum(d * d for d in differences) / len(differences))
+    found = batch_advantages(groups, rule)
+    assert [[a is None for a in group] for group in found] == [
+        [False] * 3 + [True], [False] * 2, [False] * 2 + [True]
+    ]  # fmt: skip
+    flat = [a for group in found for a in group if a is not None]
+    assert flat == pytest.approx([d / deviation for d in differences])
+    assert sum(a * a for a in flat) / len(flat) == pytest.approx(1)
+    assert (found[2][0] == 0.0) == (rule.baseline == "group")
+    assert batch_advantages([[2.0, 2.0], [2.0]], rule) == ((0.0, 0.0), (0.0,))
+    assert batch_advantages([], rule) == ()
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=4), min_size=1, max_size=5),
+    st.sampled_from([REINFORCE_PP, OVER_BATCH]),
+)
+def test_reinforce_pp_depends_on_no_order_and_on_no_scale(groups: list[list[float]], rule: ReinforcePP) -> None:
+    found = batch_advantages(groups, rule)
+    again = batch_advantages([group[::-1] for group in groups[::-1]], rule)
+    turned = [group[::-1] for group in again[::-1]]
+    for mine, theirs in zip(found, turned, strict=True):
+        assert list(mine) == pytest.approx(list(theirs), rel=1e-6, abs=1e-6)
+    doubled = batch_advantages([[2 * r for r in group] for group in groups], rule)
+    for mine, theirs in zip(found, doubled, strict=True):
+        assert list(mine) == pytest.approx(list(theirs), rel=1e-9, abs=1e-9)
+
+
+def test_reinforce_pp_over_the_batch_trains_groups_of_one() -> None:
+    alone = Schedule(group_size=1, batch=4)
+    assert RunConfig(tasks=TASKS, schedule=alone, algorithm=Algorithm(advantage=OVER_BATCH)).schedule.group_size == 1
+    with pytest.raises(ValidationError, match="use group_size >= 2"):
+        RunConfig(tasks=TASKS, schedule=alone, algorithm=Algorithm(advantage=REINFORCE_PP))
+    with pytest.raises(ValidationError, match=r"zero_variance=drop with schedule.group_size=1"):
+        RunConfig(tasks=TASKS, schedule=alone, algorithm=Algorithm(advantage=OVER_BATCH, zero_variance="drop"))
 
 
 def test_shuffled_rewards_are_a_permutation_within_each_task_over_all_its_groups() -> None:
@@ -209,7 +256,7 @@ def test_only_done_trajectories_in_their_own_group_once_each_are_trained() -> No
 
 def test_group_size_1_with_a_group_baseline_is_refused_with_the_reason() -> None:
     """Field case 12: refused when the configuration is read."""
-    for rule in RULES:
+    for rule in WITH_GROUPS:
         with pytest.raises(ValidationError, match="every advantage is 0; use group_size >= 2"):
             RunConfig(tasks=TASKS, schedule=Schedule(group_size=1, batch=4), algorithm=Algorithm(advantage=rule))
 

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart.config.schema import Algorithm, PPOClip
+from rollart.config.schema import Algorithm, MaxDigitEnv, PPOClip, RunConfig, TaskConfig
 from rollart.core.types import Sample, Segment, Span, TaskInstance, Tokens, Trajectory
 from rollart.learn.advantages import build_samples
-from rollart.learn.credit import Normalize, loss_tokens, segment_shares, token_weight, total_weight
+from rollart.learn.credit import (
+    Normalize,
+    longest_response,
+    loss_tokens,
+    segment_shares,
+    token_weight,
+    total_weight,
+)
 
 MODES: tuple[Normalize, ...] = get_args(Normalize)
 
@@ -70,10 +77,11 @@ def test_token_weights_equal_those_worked_out_by_hand() -> None:
         "trajectory": [1 / 8, 1 / 8, 1 / 4],
         "sequence": [1 / 12, 1 / 4, 1 / 4],
         "token": [1.0, 1.0, 1.0],
+        "constant": [1 / 20, 1 / 20, 1 / 20],
     }
     for mode in MODES:
         samples = samples_of(mode, two, one)
-        assert [token_weight(sample, mode) for sample in samples] == pytest.approx(expected[mode])
+        assert [token_weight(sample, mode, 20) for sample in samples] == pytest.approx(expected[mode])
         assert total_weight(samples) == pytest.approx(2)
 
 
@@ -110,6 +118,12 @@ def test_equal_cuts_change_no_weight_of_any_token_under_sequence_normalisation(p
     parts = (segment(3 + place * size, size) for place in range(pieces))
     split = samples_of("sequence", trajectory(0, 1.0, *parts))
     assert [token_weight(s, "sequence") for s in split] == pytest.approx([token_weight(whole[0], "sequence")] * pieces)
+
+
+def test_the_longest_response_is_every_turn_of_any_task_taken_and_full() -> None:
+    env = MaxDigitEnv(kind="max_digit")
+    tasks = {"a": TaskConfig(env=env, max_turns=10, max_tokens=2), "b": TaskConfig(env=env, max_turns=3, max_tokens=8)}
+    assert longest_response(RunConfig(tasks=tasks)) == 24
 
 
 def test_a_branch_trains_its_shared_prefix_once() -> None:

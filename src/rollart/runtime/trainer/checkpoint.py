@@ -32,10 +32,18 @@ def full_weights(weights: Mapping[str, DTensor]) -> dict[str, torch.Tensor]:
 
 
 def save(
-    path: str, weights: Mapping[str, DTensor], optimizer: torch.optim.Optimizer, counters: Mapping[str, int]
+    path: str,
+    weights: Mapping[str, DTensor],
+    optimizer: torch.optim.Optimizer,
+    counters: Mapping[str, int],
+    reference: Mapping[str, DTensor] | None = None,
 ) -> None:
-    """Write the file from rank 0; returns on every rank when it is in place. Raises StoreError when it cannot be written."""
+    """Write the file from rank 0; returns on every rank when it is in place. `reference`: frozen weights to be kept with them.
+
+    Raises StoreError when it cannot be written.
+    """
     tensors = {f"weight/{name}": tensor for name, tensor in full_weights(weights).items()}
+    tensors |= {f"reference/{name}": tensor for name, tensor in full_weights(reference or {}).items()}
     for name, weight in weights.items():
         for moment in MOMENTS:
             if weight in optimizer.state:
@@ -50,8 +58,10 @@ def save(
     ranks.agree(problem, StoreError)
 
 
-def load(path: str, weights: Mapping[str, DTensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Put the file's weights and moments into the present ones, in place; return its counters.
+def load(
+    path: str, weights: Mapping[str, DTensor], optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, int], dict[str, DTensor] | None]:
+    """Put the file's weights and moments into the present ones, in place; return its counters and its frozen weights.
 
     Raises StoreError, with nothing changed, when the file is missing, torn or of another model.
     """
@@ -73,7 +83,10 @@ def load(path: str, weights: Mapping[str, DTensor], optimizer: torch.optim.Optim
         if f"{MOMENTS[0]}/{name}" in loaded:
             moments = {moment: _shard(loaded[f"{moment}/{name}"], weight) for moment in MOMENTS}
             optimizer.state[weight] = {"step": torch.tensor(float(steps)), **moments}
-    return {name: int(value) for name, value in metadata.items() if name != "format"}
+    kept = {
+        name: _shard(loaded[f"reference/{name}"], at) for name, at in weights.items() if f"reference/{name}" in loaded
+    }
+    return {name: int(value) for name, value in metadata.items() if name != "format"}, kept or None
 
 
 def _write(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:

@@ -27,6 +27,7 @@ from rollart.core.types import Failure, Manifest, Sample, Version
 from rollart.learn.batching import split
 from rollart.runtime.actors import Actors, call
 from rollart.runtime.trainer import ranks
+from rollart.runtime.trainer.probing import trainer_scores
 from rollart.runtime.trainer.rank import TrainerRank, TrainerSpec, spec_of
 from rollart.runtime.trainer.rows import LossRow, SampleKey, loss_rows
 from rollart.runtime.trainer.warm import Transcript, warm_start
@@ -41,8 +42,8 @@ GRACE_S = 5.0
 """After one rank failed: how long the others get to fail alike before they count as stuck in a collective."""
 
 Batch = list[list[LossRow]]
-Offer = tuple[WeightIndex, list[Any], str]
-"""Index, one object reference per bucket, digest."""
+Offer = tuple[WeightIndex, list[Any], str, tuple[float, ...]]
+"""Index, one object reference per bucket, digest, log-probabilities of the fixed prompts."""
 
 
 class Episode(Protocol):
@@ -99,7 +100,10 @@ class TrainerActor:
 
     def publish(self, version: Version) -> Offer | None:
         offer = self._trainer.publish(version)
-        return None if offer is None else (offer.index, [self._put(bucket) for bucket in offer.buckets], offer.digest)
+        probe = trainer_scores(self._trainer) if self._spec.probe else ()
+        if offer is None:
+            return None
+        return offer.index, [self._put(bucket) for bucket in offer.buckets], offer.digest, probe
 
     def checkpoint(self, path: str, mode: Literal["save", "load"]) -> None:
         self._trainer.checkpoint(path, mode)
@@ -172,8 +176,8 @@ class RemoteTrainer:
         return found
 
     async def publish(self, version: Version) -> Manifest:
-        index, handles, digest = (await self._all("publish", version))[0]
-        return manifest(version, index, handles, digest)
+        index, handles, digest, probe = (await self._all("publish", version))[0]
+        return manifest(version, index, handles, digest, probe)
 
     async def checkpoint(self, path: str, mode: Literal["save", "load"]) -> None:
         """One file for all ranks. Raises TrainerError when it cannot be written or read."""
@@ -220,7 +224,8 @@ class RemoteTrainer:
 
     def _blobs(self, samples: Sequence[Sample]) -> list[bytes]:
         """Each rank's micro-batches."""
-        rows = loss_rows(samples, self.spec.algorithm, self.spec.sampling)
+        spec = self.spec
+        rows = loss_rows(samples, spec.algorithm, spec.sampling, longest=spec.longest_response)
         settings = self.spec.trainer
         lengths = [len(one.row.ids) for one in rows]
         parts = split(lengths, ranks=settings.ranks, micro_batch_tokens=settings.micro_batch_tokens)

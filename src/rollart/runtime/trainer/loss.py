@@ -1,23 +1,45 @@
-"""The loss: clipped policy gradient with a truncated importance weight, and what is measured beside it.
+"""The loss: what is made smaller per trained token, and what is measured beside it.
 
 Owns the per-token formula. Invariants: only sampled tokens are in it; everything is a sum over tokens, so no split into
 micro-batches or ranks changes it; the division by the step's total weight is the last thing that happens.
 
-    ratio   = exp(logprobs - old_logprobs)                          how far this update has moved
-    tis     = min(cap, exp(old_logprobs - behaviour logprobs))      how far sampling was from where the update began
-    loss    = sum of weight * tis * -min(ratio A, clip(ratio, 1 - eps_clip_low, 1 + eps_clip_high) A)
+    loss = sum of weight * correction * (-objective + kl.coef * kl)
+
+    r           exp(logprobs - old_logprobs)                             how far this update has moved a token
+    ppo_clip    min(r A, clip(r) A)                                      Schulman et al. 2017; two bounds: DAPO, section 3.1
+    decoupled   the same around old_logprobs that were recomputed        Fu et al. 2025 (AReaL), section 5.2
+    gspo        min(s A, clip(s) A), s the geometric mean of r over the trajectory, its gradient through each token alike
+                (Zheng et al. 2025, section 4.3: value sg(s), gradient of the token)
+    cispo       sg(clip(r)) A logprobs                                   MiniMax-M1 2025, section 3.1
+    kl          of the present policy from the reference, on the tokens that were sampled and no others:
+                k1 d, k2 d^2 / 2, k3 exp(-d) - 1 + d with d = logprobs - reference (Schulman 2020)
 
 `old_logprobs` are the present ones without gradient unless they were recomputed before the update: with one optimiser step
-per batch both are the same. PPO: Schulman et al. 2017; two bounds: DAPO, section 3.1; truncated weight: Yao et al. 2025.
+per batch both are the same. The correction is in `corrections`, trajectory means in `sequences`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from rollart.config.schema import Algorithm
+from rollart.runtime.trainer.corrections import Correction, correct
 from rollart.runtime.trainer.metrics import MAXIMA, SUMS
 from rollart.runtime.trainer.rows import LossTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Per token, (N,) each."""
+
+    value: torch.Tensor
+    """To be made larger; carries the gradient."""
+    ratio: torch.Tensor
+    """As it is clipped: of a token, under gspo of a trajectory."""
+    clipped: torch.Tensor
+    """bool: the bound has changed something."""
 
 
 def policy_loss(
@@ -31,36 +53,66 @@ def policy_loss(
     `logprobs` (N,) under the present weights, with gradient; `behaviour` (N,), NaN where unknown (then it must not be
     needed: `rows.row_of` sees to that). The entropy sum is not among the results: it comes from the forward pass.
     """
-    clip = algorithm.loss
     now = logprobs.detach()
     old = now if terms.old is None else terms.old
-    ratio = torch.exp(logprobs - old)
-    clipped = ratio.clamp(1 - clip.eps_clip_low, 1 + clip.eps_clip_high)
-    advantages = terms.advantages
-    if algorithm.entropy_coef:
-        # the entropy's gradient is the expectation of grad log p times -log p, and the tokens here are draws of it
-        advantages = advantages - algorithm.entropy_coef * now
-    surrogate, bounded = ratio * advantages, clipped * advantages
-    tis = _tis(old, behaviour, algorithm)
-    losses = -torch.minimum(surrogate, bounded) * tis
+    objective = _objective(logprobs, now, old, terms, algorithm)
+    correction = correct(old, behaviour, terms, algorithm)
+    losses = -objective.value
+    kl = None
+    if algorithm.kl.kind != "none":
+        assert terms.reference is not None
+        kl = reference_kl(logprobs, terms.reference, algorithm.kl.kind)
+        losses = losses + algorithm.kl.coef * kl
+    losses = losses * correction.weight
     loss = (losses * terms.weights).sum()
     return loss, _measure(
         now=now,
         old=old,
         behaviour=behaviour,
-        ratio=ratio.detach(),
-        tis=tis,
+        objective=objective,
+        correction=correction,
         losses=losses.detach(),
-        clipped=bounded.detach() < surrogate.detach(),
+        kl=None if kl is None else kl.detach(),
         terms=terms,
-        algorithm=algorithm,
     )
 
 
-def _tis(old: torch.Tensor, behaviour: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
-    if algorithm.correction.kind == "none":
-        return torch.ones_like(old)
-    return torch.exp(old - behaviour).clamp(max=algorithm.correction.cap)
+def _objective(
+    logprobs: torch.Tensor, now: torch.Tensor, old: torch.Tensor, terms: LossTerms, algorithm: Algorithm
+) -> Objective:
+    rule = algorithm.loss
+    advantages = terms.advantages
+    if algorithm.entropy_coef:
+        # the entropy's gradient is the expectation of grad log p times -log p, and the tokens here are draws of it
+        advantages = advantages - algorithm.entropy_coef * now
+    low, high = 1 - rule.eps_clip_low, 1 + rule.eps_clip_high
+    if rule.kind == "cispo":
+        ratio = torch.exp(now - old)
+        weight = ratio.clamp(low, high)
+        return Objective(value=weight * advantages * logprobs, ratio=ratio, clipped=weight != ratio)
+    if rule.kind == "gspo":
+        assert terms.move is not None
+        ratio = torch.exp(terms.move) * torch.exp(logprobs - now)
+    else:
+        ratio = torch.exp(logprobs - old)
+    surrogate, bounded = ratio * advantages, ratio.clamp(low, high) * advantages
+    clipped = bounded.detach() < surrogate.detach()
+    return Objective(value=torch.minimum(surrogate, bounded), ratio=ratio.detach(), clipped=clipped)
+
+
+def reference_kl(logprobs: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:
+    """Estimates of KL(present, reference) per sampled token, (N,), for tokens drawn from the present policy.
+
+    Mean gradient: under k1 and k2 that of KL(present, reference), under k3 that of KL(reference, present), both of which pull
+    towards the reference. The plain difference `k1` has the right mean and a gradient of mean 0; its gradient here is d times
+    that of the token's log-probability, which is the gradient of an expectation.
+    """
+    difference = logprobs - reference
+    if kind == "k1":
+        return difference.detach() * torch.exp(logprobs - logprobs.detach())
+    if kind == "k2":
+        return difference.square() / 2
+    return torch.expm1(-difference) + difference
 
 
 @torch.no_grad()
@@ -69,35 +121,38 @@ def _measure(
     now: torch.Tensor,
     old: torch.Tensor,
     behaviour: torch.Tensor,
-    ratio: torch.Tensor,
-    tis: torch.Tensor,
+    objective: Objective,
+    correction: Correction,
     losses: torch.Tensor,
-    clipped: torch.Tensor,
+    kl: torch.Tensor | None,
     terms: LossTerms,
-    algorithm: Algorithm,
 ) -> dict[str, float]:
     """All sums in one tensor: one copy from the device, whatever the number of metrics."""
     drift = (now - old).double()
     known = ~behaviour.isnan()
     gap = (now - behaviour)[known].double()
-    capped = tis >= algorithm.correction.cap if algorithm.correction.kind == "tis" else torch.zeros_like(known)
     weights = terms.weights.double()
     sums = {
         "tokens": torch.ones_like(weights),
         "loss_weight": weights,
         "loss": weights * losses.double(),
-        "ratio": ratio.double(),
-        "clipped": clipped.double(),
+        "ratio": objective.ratio.double(),
+        "clipped": objective.clipped.double(),
         "kl": torch.expm1(drift) - drift,
-        "tis": tis.double(),
-        "tis_capped": capped.double(),
+        "tis": correction.weight.double(),
+        "tis_capped": correction.capped.double(),
+        "masked": correction.masked.double(),
+        "rejected": correction.rejected.double(),
+        "aged": correction.aged.double(),
         "zero_advantage": (terms.advantages == 0).double(),
         "behaviour_known": known.double(),
         "mismatch_kl": torch.expm1(gap) - gap,
         "mismatch_ratio": gap.exp(),
         "mismatch_abs": gap.abs(),
     }
-    maxima = {"ratio_max": ratio, "mismatch_abs_max": gap.abs()}
+    if kl is not None:
+        sums |= {"reference_known": torch.ones_like(weights), "reference_kl": kl.double()}
+    maxima = {"ratio_max": objective.ratio, "mismatch_abs_max": gap.abs()}
     values = [sums[name].sum() for name in SUMS if name in sums]
     values += [maxima[name].double().max() if len(maxima[name]) else drift.new_zeros(()) for name in MAXIMA]
     names = [*(name for name in SUMS if name in sums), *MAXIMA]

@@ -5,10 +5,14 @@ weight, for the loss), never over micro-batches, rows or ranks, so no split and 
 
     loss                   summed loss / total loss weight
     entropy                mean entropy of the policy at the sampling temperature, nats
-    ratio_mean, ratio_max  present over old probabilities
+    ratio_mean, ratio_max  present over old probabilities, as they are clipped: of tokens, under gspo of trajectories
     clip_frac              tokens whose clipped term is the smaller one
     kl                     estimate of KL(old, present): mean of r - 1 - ln r (Schulman's k3)
-    tis_mean, tis_clip_frac            truncated importance weight; tokens at its cap
+    reference_kl           the KL term from the reference, before its coefficient; absent where there is none
+    tis_mean, tis_clip_frac            weight of the correction, 0 for what it takes out; tokens at its cap
+    masked_tokens, rejected_tokens, old_tokens    taken out of the loss: by masked importance sampling, with their whole
+                           trajectory, by age; each token is counted once
+    rejected_trajectories  out of the loss as a whole
     mismatch_kl, mismatch_ratio_mean   present over behaviour probabilities: distance between engine and trainer, and staleness
     mismatch_abs_mean, mismatch_abs_max   absolute difference of those log-probabilities
     zero_advantage_frac    trained tokens that teach nothing
@@ -32,6 +36,12 @@ SUMS = (
     "kl",
     "tis",
     "tis_capped",
+    "masked",
+    "rejected",
+    "rejected_trajectories",
+    "aged",
+    "reference_known",
+    "reference_kl",
     "zero_advantage",
     "behaviour_known",
     "mismatch_kl",
@@ -49,6 +59,9 @@ PER_TOKEN = {
     "tis_clip_frac": "tis_capped",
     "zero_advantage_frac": "zero_advantage",
 }
+TAKEN_OUT = {"masked_tokens": "masked", "rejected_tokens": "rejected", "old_tokens": "aged"}
+"""Tokens of the step that are not in its loss."""
+COUNTS = ("tokens", "trajectories", "micro_batches", "padded_tokens", "rejected_trajectories")
 PER_KNOWN_TOKEN = {
     "mismatch_kl": "mismatch_kl",
     "mismatch_ratio_mean": "mismatch_ratio",
@@ -68,10 +81,12 @@ def merge(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def summary(sums: Mapping[str, float], *, with_entropy: bool) -> dict[str, float]:
     """The metrics of a step from its merged sums. Those of tokens that do not exist are left out, never 0."""
     tokens, known = sums["tokens"], sums["behaviour_known"]
-    metrics = {name: sums[name] for name in ("tokens", "trajectories", "micro_batches", "padded_tokens")}
+    metrics = {name: sums[name] for name in COUNTS} | {name: sums[of] for name, of in TAKEN_OUT.items()}
     if tokens:
         metrics |= {name: sums[of] / tokens for name, of in PER_TOKEN.items() if with_entropy or name != "entropy"}
         metrics |= {"loss": sums["loss"] / sums["loss_weight"], "ratio_max": sums["ratio_max"]}
+    if sums["reference_known"]:
+        metrics["reference_kl"] = sums["reference_kl"] / sums["reference_known"]
     if known:
         metrics |= {name: sums[of] / known for name, of in PER_KNOWN_TOKEN.items()}
         metrics["mismatch_abs_max"] = sums["mismatch_abs_max"]

@@ -11,7 +11,7 @@ equally many micro-batches; `begin` forgets an unfinished step; a version number
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -30,15 +30,18 @@ from rollart.config.schema import (
     SamplingConfig,
     ScratchModel,
     TrainerConfig,
+    VllmEngine,
 )
 from rollart.core.errors import TrainerError
 from rollart.core.seeds import seed_of
 from rollart.core.types import Version
+from rollart.learn.credit import longest_response
 from rollart.learn.rates import learning_rate
 from rollart.runtime.models import build_model, hf_config, weights_folder
-from rollart.runtime.trainer import checkpoint, metrics, ranks
+from rollart.runtime.trainer import checkpoint, metrics, ranks, sequences
 from rollart.runtime.trainer.loss import policy_loss
 from rollart.runtime.trainer.policy import Policy
+from rollart.runtime.trainer.reference import Frozen, frozen, in_place
 from rollart.runtime.trainer.rows import LossRow, Rows, SampleKey, loss_terms, pad
 from rollart.runtime.weights import Bucket, WeightIndex, fingerprint, pack
 
@@ -64,6 +67,10 @@ class TrainerSpec:
     """Optimiser steps of the run, over which the learning rate decays."""
     timeout_s: float
     """Longest wait of a rank for the others."""
+    longest_response: int = 1
+    """Tokens; what `normalize=constant` divides by."""
+    probe: bool = False
+    """Score the fixed prompts of `runtime.probe` at every publish: for engines whose weights cannot be compared bit by bit."""
 
 
 def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
@@ -77,6 +84,8 @@ def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
         trainer=config.trainer,
         total_steps=config.schedule.steps * config.schedule.steps_per_batch,
         timeout_s=config.deadlines.train_s,
+        longest_response=longest_response(config),
+        probe=isinstance(config.engine, VllmEngine),
     )
 
 
@@ -116,6 +125,10 @@ class TrainerRank:
         """The master weights by `state_dict` name, sharded; tied embeddings once."""
         self._optimizer = self.new_optimizer(spec.optimizer.lr)
         self._old: dict[SampleKey, NDArray[np.float32]] = {}
+        self._old_at = -1
+        """Optimiser steps taken when the old log-probabilities were computed."""
+        self._reference: Frozen | None = None
+        """Weights that the KL term refers to; None before the first step or publish, and always without such a term."""
         self._step: _Step | None = None
         self.steps = 0
         """Optimiser steps taken."""
@@ -124,7 +137,7 @@ class TrainerRank:
 
     def close(self) -> None:
         """Give weights and group up; the rank cannot be used any more. Idempotent."""
-        for name in ("policy", "weights", "_optimizer"):
+        for name in ("policy", "weights", "_optimizer", "_reference"):
             if hasattr(self, name):
                 delattr(self, name)
         ranks.leave()
@@ -133,15 +146,23 @@ class TrainerRank:
 
     def begin(self, step: int, *, total_weight: float | None) -> None:
         """Start a step. `total_weight`: its number of trajectories (`learn.credit.total_weight`), checked by `finish`."""
+        self._keep_reference()
         self._step = _Step(number=step, expected_weight=total_weight, parts=[])
         self._optimizer.zero_grad()
 
     def accumulate(self, micro_batches: Sequence[Sequence[LossRow]]) -> dict[str, float]:
         """Add the gradients of this rank's rows; an empty micro-batch adds nothing. Returns the rank's tokens and
-        trajectories. Raises TrainerError outside a step."""
+        trajectories. Raises TrainerError outside a step, and for a part of a trajectory where the loss needs all of it."""
         if self._step is None:
             raise TrainerError("accumulate outside a step; call begin first")
-        parts = [self._accumulate_one(rows) for rows in micro_batches]
+        if self.spec.algorithm.loss.kind == "decoupled" and not self._old:
+            raise TrainerError(
+                "algorithm.loss.kind=decoupled needs the log-probabilities of the proximal policy; call logprobs with all "
+                "samples of the batch before its first step"
+            )
+        whole = self._whole_trajectories(micro_batches)
+        reference = self._reference_logprobs(micro_batches)
+        parts = [self._accumulate_one(rows, whole, under) for rows, under in zip(micro_batches, reference, strict=True)]
         self._step.parts += parts
         merged = metrics.merge(parts)
         return {"tokens": merged["tokens"], "trajectories": merged["trajectories"]}
@@ -181,16 +202,11 @@ class TrainerRank:
         They are kept on every rank as the old ones of these samples until the next `publish`, however they are split later.
         """
         found: dict[SampleKey, NDArray[np.float32]] = {}
-        with torch.no_grad():
-            for rows in micro_batches:
-                now = self.forward(pad([one.row for one in rows]), with_entropy=False)[0].numpy()
-                start = 0
-                for one in rows:
-                    found[one.key] = now[start : start + len(one.row.targets)]
-                    start += len(one.row.targets)
-        self.reshard()
+        for rows, now in zip(micro_batches, self._scored(micro_batches), strict=True):
+            found |= zip((one.key for one in rows), _by_row(rows, now), strict=True)
         everyone = ranks.union(found)
         self._old |= everyone
+        self._old_at = self.steps
         return everyone
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -202,6 +218,7 @@ class TrainerRank:
         """
         if version <= self.version:
             raise TrainerError(f"version {version} is not above {self.version}, the last one; numbers are never reused")
+        self._keep_reference()
         weights = checkpoint.full_weights(self.weights)
         self._old.clear()
         self.version = version
@@ -214,9 +231,12 @@ class TrainerRank:
         """Save to or load from one file (see `checkpoint`). Loading forgets an unfinished step; the highest published
         version never falls. Raises StoreError."""
         if mode == "save":
-            checkpoint.save(path, self.weights, self._optimizer, {"steps": self.steps, "version": self.version})
+            counters = {"steps": self.steps, "version": self.version}
+            checkpoint.save(path, self.weights, self._optimizer, counters, self._reference)
             return
-        counters = checkpoint.load(path, self.weights, self._optimizer)
+        counters, reference = checkpoint.load(path, self.weights, self._optimizer)
+        # a file from before there was a KL term: the policy is held near what it holds
+        self._reference = reference if self.spec.algorithm.kl.kind != "none" else None
         self.steps = counters["steps"]
         self.version = max(self.version, counters["version"])
         self._old.clear()
@@ -268,18 +288,64 @@ class TrainerRank:
 
     # --- within a step -----------------------------------------------------------------------------------------------
 
-    def _accumulate_one(self, rows: Sequence[LossRow]) -> dict[str, float]:
-        terms = loss_terms(rows, self._old)
+    def _accumulate_one(
+        self, rows: Sequence[LossRow], whole: sequences.Totals | None, reference: torch.Tensor | None
+    ) -> dict[str, float]:
+        algorithm = self.spec.algorithm
+        terms = replace(loss_terms(rows, self._old), reference=reference)
         padded = pad([one.row for one in rows])
         logprobs, entropy = self.forward(padded, with_entropy=self.spec.trainer.log_entropy)
-        loss, sums = policy_loss(logprobs, padded.behaviour, terms, self.spec.algorithm)
+        if sequences.needed(algorithm):
+            mine = sequences.totals(rows, _by_row(rows, logprobs.detach()), self._old) if whole is None else whole
+            terms = sequences.filled(terms, rows, mine)
+        loss, sums = policy_loss(logprobs, padded.behaviour, terms, algorithm)
         loss.backward()  # type: ignore[no-untyped-call]
+        share = sum(one.share for one in rows)
+        if algorithm.loss.normalize == "constant":
+            sums["loss_weight"] = share  # tokens weigh by a constant, the loss is a mean over trajectories
         return sums | {
             "entropy": float(entropy),
-            "trajectories": sum(one.share for one in rows),
+            "trajectories": share,
+            "rejected_trajectories": sequences.rejected(rows, terms, algorithm),
             "micro_batches": 1.0,
             "padded_tokens": float(padded.ids.numel()),
         }
+
+    def _scored(self, micro_batches: Sequence[Sequence[LossRow]]) -> list[torch.Tensor]:
+        """Log-probabilities of each micro-batch under the weights in place, (N,) each, without gradient. A collective."""
+        with torch.no_grad():
+            found = [
+                self.forward(pad([one.row for one in rows]), with_entropy=False)[0].clone() for rows in micro_batches
+            ]
+        self.reshard()
+        return found
+
+    def _whole_trajectories(self, micro_batches: Sequence[Sequence[LossRow]]) -> sequences.Totals | None:
+        """Sums over the trajectories of all ranks; None where nothing needs them, or each lies in one micro-batch."""
+        if not sequences.needed(self.spec.algorithm):
+            return None
+        rows = [one for micro_batch in micro_batches for one in micro_batch]
+        unmoved = self._old_at == self.steps and all(one.key in self._old for one in rows)
+        views = ranks.gather((sequences.spread(micro_batches), unmoved))
+        if not any(is_spread for is_spread, _ in views):
+            return None
+        if all(still for _, still in views):  # what was kept as old is what a pass would give
+            now = [self._old[one.key] for one in rows]
+        else:
+            scored = self._scored(micro_batches)
+            now = [part for batch, found in zip(micro_batches, scored, strict=True) for part in _by_row(batch, found)]
+        return sequences.added(ranks.gather(sequences.totals(rows, now, self._old)))
+
+    def _keep_reference(self) -> None:
+        """The weights of the first step or publish, whichever comes first: after a warm start, before any reward."""
+        if self._reference is None and self.spec.algorithm.kl.kind != "none":
+            self._reference = frozen(self.weights)
+
+    def _reference_logprobs(self, micro_batches: Sequence[Sequence[LossRow]]) -> Sequence[torch.Tensor | None]:
+        if self._reference is None:
+            return [None] * len(micro_batches)
+        with in_place(self.weights, self._reference, self.reshard):
+            return self._scored(micro_batches)
 
     def _check_weight(self, step: _Step, sums: Mapping[str, float]) -> None:
         if not sums["loss_weight"]:
@@ -296,3 +362,9 @@ class TrainerRank:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         return lr
+
+
+def _by_row(rows: Sequence[LossRow], values: torch.Tensor) -> list[NDArray[np.float32]]:
+    """(N,) of a micro-batch as (trained,) per row."""
+    ends = np.cumsum([len(one.row.targets) for one in rows])
+    return [values.numpy()[end - len(one.row.targets) : end] for one, end in zip(rows, ends, strict=True)]

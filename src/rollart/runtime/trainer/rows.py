@@ -53,6 +53,8 @@ class LossRow:
     """Of each trained token in the loss (`learn.credit`)."""
     share: float
     """Of its trajectory; sums to 1 over a trajectory's samples."""
+    fresh: NDArray[np.bool_] | None = None
+    """(trained,) false for tokens that are too old for the loss; None: none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +81,32 @@ class LossTerms:
     weights: torch.Tensor
     old: torch.Tensor | None
     """`old_logprobs`; None: they were not recomputed."""
+    fresh: torch.Tensor | None = None
+    """bool; false for tokens that are too old for the loss; None: none is."""
+    reference: torch.Tensor | None = None
+    """Log-probabilities under the reference; set where the loss has a KL term."""
+    move: torch.Tensor | None = None
+    """Mean of present - old over the token's whole trajectory; set where `sequences.needed`."""
+    gap: torch.Tensor | None = None
+    """Mean of old - behaviour over the token's whole trajectory; set where `sequences.needed`."""
 
 
-def loss_rows(samples: Sequence[Sample], algorithm: Algorithm, sampling: SamplingConfig) -> list[LossRow]:
-    """Read all samples of a call. Raises TrainerError naming the trajectory that lacks what the loss needs."""
-    need_behaviour = algorithm.correction.kind == "tis"
-    truncates = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+def loss_rows(
+    samples: Sequence[Sample], algorithm: Algorithm, sampling: SamplingConfig, *, longest: int = 1
+) -> list[LossRow]:
+    """Read all samples of a call. `longest`: tokens of the longest response, for `normalize=constant`.
+
+    Raises TrainerError naming the trajectory that lacks what the loss needs.
+    """
+    need_behaviour = algorithm.needs_behaviour
     return [
         LossRow(
             key=(sample.traj, sample.index),
-            row=row_of(sample, need_behaviour=need_behaviour, truncates=truncates),
+            row=row_of(sample, need_behaviour=need_behaviour, truncates=sampling.truncates),
             advantage=sample.advantage,
-            token_weight=token_weight(sample, algorithm.loss.normalize),
+            token_weight=token_weight(sample, algorithm.loss.normalize, longest),
             share=sample.weight,
+            fresh=_fresh(sample),
         )
         for sample in samples
     ]
@@ -168,11 +183,33 @@ def loss_terms(rows: Sequence[LossRow], old: Mapping[SampleKey, NDArray[np.float
         advantages=_spread([one.advantage for one in rows], counts),
         weights=_spread([one.token_weight for one in rows], counts),
         old=torch.from_numpy(np.concatenate([old[one.key] for one in rows])) if any(known) else None,
+        fresh=_all_fresh(rows),
     )
 
 
 def _spread(values: Sequence[float], counts: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(np.repeat(np.array(values, np.float32), counts))
+
+
+def _fresh(sample: Sample) -> NDArray[np.bool_] | None:
+    """Which trained tokens were sampled under `min_version` or a newer one; None: all."""
+    fresh: list[NDArray[np.bool_]] = []
+    start = 0
+    for piece in sample.segment.pieces:
+        if piece.spans:
+            by_span = [span.version >= sample.min_version for span in piece.spans]
+            tokens = np.repeat(by_span, [span.n_tokens for span in piece.spans])
+            fresh.append(tokens[max(0, sample.segment.shared_tokens - start) :])
+        start += piece.n_tokens
+    together = np.concatenate([np.empty(0, np.bool_), *fresh])
+    return None if together.all() else together
+
+
+def _all_fresh(rows: Sequence[LossRow]) -> torch.Tensor | None:
+    if all(one.fresh is None for one in rows):
+        return None
+    parts = [np.ones(len(one.row.targets), np.bool_) if one.fresh is None else one.fresh for one in rows]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _behaviour(sample: Sample, payload: TokenPayload, *, need_behaviour: bool, truncates: bool) -> NDArray[np.float32]:

@@ -131,7 +131,7 @@ def _edges(
             "redundancy": chance.choice((0, 0, 0, 1, 2)), "redundant_groups": chance.choice((0, 0, 0, 1, 3)),
             "mix_window": chance.choice((1, 3, 10)),
         },
-        "engine": {"count": chance.choice((1, 1, 2, 2, 3))},
+        "engine": {"kind": "native", "count": chance.choice((1, 1, 2, 2, 3))},
         "envs": {"hosts": chance.choice((1, 2, 2))},
         "deadlines": {
             "env_open_s": chance.choice((3.0, 8.0, 30.0)), "env_step_s": chance.choice((2.0, 5.0, 30.0)),
