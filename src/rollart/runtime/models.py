@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -26,6 +25,7 @@ from transformers import (
 from rollart.config.schema import PretrainedModel as PretrainedSpec
 from rollart.config.schema import ScratchModel
 from rollart.core.errors import ConfigError
+from rollart.runtime.pretrained import checked_folder, local_folder
 
 FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
@@ -84,7 +84,7 @@ def build_model(config: PretrainedConfig, *, seed: int, weights: str | None = No
 
 def weights_folder(model: ScratchModel | PretrainedSpec) -> str | None:
     """Where `build_model` reads weights from; None for a new model."""
-    return model.path if isinstance(model, PretrainedSpec) else None
+    return str(checked_folder(model.path)) if isinstance(model, PretrainedSpec) else None
 
 
 def named_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -93,13 +93,13 @@ def named_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _from_folder(path: str, vocab_size: int) -> PretrainedConfig:
-    folder = Path(path)
+    folder = local_folder(path)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path={path}: no config.json there; give a local folder in the Hugging Face layout")
     family = json.loads((folder / "config.json").read_text()).get("model_type")
     if family not in FAMILIES:
         raise ConfigError(f"model.path={path}: family {family!r} is not supported; use one of {sorted(FAMILIES)}")
-    config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     if config.vocab_size < vocab_size:
         raise ConfigError(
             f"model.path={path}: the model has {config.vocab_size} token ids, the tokenizer {vocab_size}; they do not "

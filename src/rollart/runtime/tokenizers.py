@@ -7,7 +7,6 @@ on an id of the vocabulary and never hides one, so an action that holds padding 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +14,8 @@ from numpy.typing import NDArray
 
 from rollart.config.schema import CharsTokenizer, HFTokenizer
 from rollart.core.errors import ConfigError, EnvError
+from rollart.runtime.chat import ChatTemplate
+from rollart.runtime.pretrained import local_folder
 
 TURN_END = "\n"
 """Ends an action in the plain template: one character, in every text tokenizer, and easy for a tiny model."""
@@ -52,6 +53,11 @@ class Tokenizer(Protocol):
         """Each of these, sampled, ends a turn."""
         ...
 
+    @property
+    def chat(self) -> ChatTemplate | None:
+        """Writes the turns; None: the plain template."""
+        ...
+
     def encode(self, text: str) -> Ids:
         """Ids of `text`, shape (n_tokens,). Raises EnvError when a part of it has no id."""
         ...
@@ -70,6 +76,7 @@ class Chars:
         self._text_of = (PAD_TEXT, *alphabet)
         self.vocab_size = len(alphabet) + 1
         self.pad_id = 0
+        self.chat: ChatTemplate | None = None
         self.begin_ids: tuple[int, ...] = ()
         self.turn_end_ids: tuple[int, ...] = (self._id_of[TURN_END],)
         self.stop_ids: tuple[int, ...] = self.turn_end_ids
@@ -93,10 +100,14 @@ class Chars:
 
 
 class HF:
-    """A tokenizer of transformers, from a local folder. A turn ends with its end-of-text token or with a newline token."""
+    """A tokenizer of transformers, from a local folder or a package.
+
+    Plain: a turn ends with its end-of-text token or with a newline token. Chat: with what its template puts after a turn.
+    """
 
     def __init__(self, config: HFTokenizer) -> None:
-        if not Path(config.path).is_dir():
+        folder = local_folder(config.path)
+        if not folder.is_dir():
             raise ConfigError(
                 f"tokenizer.path={config.path!r} is not a folder; name a local folder with tokenizer.json"
             )
@@ -106,23 +117,32 @@ class HF:
             raise ConfigError(
                 'tokenizer.kind=hf needs transformers; install it with: pip install "rollart[local]"'
             ) from None
-        inner: Any = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
+        inner: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._inner = inner
         self.vocab_size = len(inner)
-        self.turn_end_ids = tuple(self.encode(TURN_END).tolist())
-        if not self.turn_end_ids:
-            raise ConfigError(f"the tokenizer in {config.path!r} has no token for the newline, which ends a turn")
-        self.begin_ids = _begin_ids(inner)
-        end: int | None = inner.eos_token_id
-        # a newline of several tokens cannot stop a turn: its first token may begin something else
-        newline = self.turn_end_ids if len(self.turn_end_ids) == 1 else ()
-        self.stop_ids = tuple(dict.fromkeys((*(() if end is None else (end,)), *newline)))
+        self.chat: ChatTemplate | None = None
+        self.begin_ids: tuple[int, ...] = ()
+        if config.template == "chat":
+            self.chat = ChatTemplate(inner, config.path, config.system)
+            self.turn_end_ids: tuple[int, ...] = (self.chat.end_id,)
+            self.stop_ids: tuple[int, ...] = self._stops((self.chat.end_id,))
+        else:
+            self.begin_ids = _begin_ids(inner)
+            self.turn_end_ids = tuple(self.encode(TURN_END).tolist())
+            if not self.turn_end_ids:
+                raise ConfigError(f"the tokenizer in {config.path!r} has no token for the newline, which ends a turn")
+            # a newline of several tokens cannot stop a turn: its first token may begin something else
+            self.stop_ids = self._stops(self.turn_end_ids if len(self.turn_end_ids) == 1 else ())
         if not self.stop_ids:
             raise ConfigError(
                 f"the tokenizer in {config.path!r} has neither an end-of-text token nor a newline of one token, so no turn "
                 "could end; set eos_token in its tokenizer_config.json"
             )
         self.pad_id = int(inner.pad_token_id if inner.pad_token_id is not None else self.stop_ids[0])
+
+    def _stops(self, more: tuple[int, ...]) -> tuple[int, ...]:
+        end: int | None = self._inner.eos_token_id
+        return tuple(dict.fromkeys((*(() if end is None else (end,)), *more)))
 
     def encode(self, text: str) -> Ids:
         return np.asarray(self._inner.encode(text, add_special_tokens=False), np.int32)

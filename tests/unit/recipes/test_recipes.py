@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import permutations
+from typing import Any
+
 import pytest
 
 from rollart.config.explain import advisories
 from rollart.core.errors import ConfigError
-from rollart.recipes.presets import PRESETS
+from rollart.recipes.presets import ALGORITHMS, PRESETS, SCHEDULES
 from rollart.recipes.registry import RECIPES, resolve
 
 
@@ -22,15 +26,25 @@ def test_a_recipe_is_named_like_its_run_and_surprises_nobody(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_any_preset_lies_over_any_recipe(name: str, preset: str) -> None:
     resolved = resolve(name, [preset])
-    values = PRESETS[preset]["schedule"]
-    assert resolved.config.schedule.model_dump(include=set(values)) == values
-    assert {str(resolved.origins[f"schedule.{key}"]) for key in values} == {f"preset {preset}"}
+    ((part, values),) = PRESETS[preset].items()
+    assert getattr(resolved.config, part).model_dump(include=set(values)) == values
+    origins = {key: str(origin) for key, origin in resolved.origins.items() if key.startswith(f"{part}.")}
+    mine = {key: origin for key, origin in origins.items() if key.split(".")[1] in values}
+    assert set(mine.values()) == {f"preset {preset}"}, "every key of what it sets, none is left to a default"
 
 
-def test_a_later_preset_replaces_an_earlier_one_whole() -> None:
-    keys = {frozenset(values["schedule"]) for values in PRESETS.values()}
-    assert len(keys) == 1
-    assert all(set(values) == {"schedule"} for values in PRESETS.values())
+@pytest.mark.parametrize(("family", "part"), [(SCHEDULES, "schedule"), (ALGORITHMS, "algorithm")])
+def test_a_later_preset_replaces_an_earlier_one_of_its_family_whole(family: Mapping[str, Any], part: str) -> None:
+    assert len({frozenset(values[part]) for values in family.values()}) == 1
+    assert all(set(values) == {part} for values in family.values())
+    for first, last in permutations(family, 2):
+        assert resolve("smoke", [first, last]).config == resolve("smoke", [last]).config
+
+
+def test_a_schedule_and_an_algorithm_go_together() -> None:
+    both = resolve("first_run", ["sync", "dapo"]).config
+    assert both.schedule == resolve("first_run", ["sync"]).config.schedule
+    assert both.algorithm == resolve("first_run", ["dapo"]).config.algorithm
 
 
 def test_the_control_experiment_differs_in_the_shuffle_only() -> None:

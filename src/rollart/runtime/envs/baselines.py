@@ -24,7 +24,7 @@ from rollart.core.types import Failure, Observation, TaskSpec
 from rollart.runtime.envs.episodes import Table, play
 from rollart.runtime.envs.session import TextSession, evidence_text
 from rollart.runtime.envs.text import TextTask
-from rollart.runtime.payload import TokenPayload
+from rollart.runtime.payload import TokenPayload, ids_of
 from rollart.runtime.tokenizers import Ids, Tokenizer
 
 MAX_CONSTANT_EPISODES = 4096
@@ -166,7 +166,11 @@ def _episode(
         if sum(len(ids) for ids, _ in pieces) + spec.max_tokens > spec.max_context:
             break
         observation = session.step(action)
-        pieces += [(action, True), (_ids(observation), False)]
+        branch = observation.new_segment
+        if branch is None:
+            pieces += [(action, True), (_ids(observation), False)]
+        else:  # what was done before stands in it as context
+            pieces = [(ids_of(branch), False)]
         evidence.append(observation.evidence)
         metrics.update(observation.metrics)
         total += observation.reward or 0.0

@@ -2,7 +2,7 @@
 
 Invariant: nothing is re-tokenised. Ids that the engine sampled come in, are decoded to read the action, and are never
 encoded again; what goes out are the ids of the new text only, so context + action + observation is exactly what the
-engine reads next. The template is plain and append-only (it never opens a new segment): text, action, turn end, text.
+engine reads next. How a turn is written is `turns.py`'s matter: plain text, or the model's own chat template.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from rollart.core.errors import EnvError
-from rollart.core.types import Observation, Tokens
+from rollart.core.types import Observation, Segment
 from rollart.runtime.envs.text import StepResult, TextTask
-from rollart.runtime.payload import TokenPayload
+from rollart.runtime.envs.turns import given, turns_of
 from rollart.runtime.tokenizers import TURN_END, Ids, Tokenizer
+
+SEGMENTS = "segments"
+"""Metric of a chat: token sequences that the trajectory has; above 1 where the template changed what stood before."""
 
 
 class TurnText(NamedTuple):
@@ -39,13 +42,11 @@ def evidence_text(evidence: Iterable[object]) -> str:
 class TextSession:
     """Drives one `TextTask`. Methods raise what the environment raises, and EnvError when it breaks its contract."""
 
-    __slots__ = ("_stop_ids", "_tokenizer", "_turn_end", "env")
+    __slots__ = ("_turns", "env")
 
     def __init__(self, env: TextTask, tokenizer: Tokenizer) -> None:
         self.env = env
-        self._tokenizer = tokenizer
-        self._stop_ids = frozenset(tokenizer.stop_ids)
-        self._turn_end = np.asarray(tokenizer.turn_end_ids, np.int32)
+        self._turns = turns_of(tokenizer)
 
     def reset(self, seed: int, chance_seed: int) -> Observation:
         """Begin an episode. `seed` decides the problem, `chance_seed` what is random within it."""
@@ -54,13 +55,10 @@ class TextSession:
         if not isinstance(text, str):
             raise EnvError(f"reset returned {type(text).__name__}, not str")
         text = str(text)
-        ids = self._tokenizer.encode(text)
-        begin = self._tokenizer.begin_ids
-        if begin:
-            ids = np.concatenate([np.asarray(begin, np.int32), ids])
+        ids = self._turns.first(text)
         if not len(ids):
             raise EnvError("reset returned an empty text; the model needs at least one token to go on from")
-        return Observation(tokens=_given(ids), evidence=TurnText("", text))
+        return Observation(tokens=given(ids), evidence=TurnText("", text))
 
     def step(self, action: Ids) -> Observation:
         """Act with the sampled ids of one turn, shape (n,), stop token included if there was one.
@@ -68,24 +66,23 @@ class TextSession:
         A turn that was cut before its stop token is ended here, by tokens that are not sampled. After the last
         observation nothing is read or trained, so it has no tokens; its text is in the evidence.
         """
-        stopped = len(action) > 0 and int(action[-1]) in self._stop_ids
-        text = self._tokenizer.decode(action[:-1] if stopped else action)
+        text = self._turns.action(action)
         result = self.env.step(text)
         if not isinstance(result, StepResult):
             raise EnvError(f"step returned {type(result).__name__}, not StepResult")
         over = bool(result.terminated or result.truncated)
         reply, reward, metrics = _plain(result)
-        ids = _NO_IDS if over else self._tokenizer.encode(reply)
-        if not (over or stopped):
-            ids = np.concatenate([self._turn_end, ids])
+        new = _NO_IDS if over else self._turns.reply(action, reply)
+        segments = self._turns.segments
         return Observation(
-            tokens=_given(ids),
+            tokens=given(_NO_IDS if isinstance(new, Segment) else new),
+            new_segment=new if isinstance(new, Segment) else None,
             terminated=bool(result.terminated),
             truncated=bool(result.truncated),
             reward=reward,
             bad_action=bool(result.bad_action),
             evidence=TurnText(text.removesuffix(TURN_END), reply),
-            metrics=metrics,
+            metrics=metrics if segments is None else {SEGMENTS: float(segments), **metrics},
         )
 
     def close(self) -> None:
@@ -107,8 +104,3 @@ def _plain(result: StepResult) -> tuple[str, float, dict[str, float]]:
     except (TypeError, ValueError) as error:
         raise EnvError(f"step gave the metrics {result.metrics!r}; each must be a number ({error})") from error
     return str(result.text), reward, metrics
-
-
-def _given(ids: Ids) -> Tokens:
-    """A piece that the environment wrote."""
-    return Tokens(n_tokens=len(ids), payload=TokenPayload(ids=ids))
