@@ -65,7 +65,7 @@ def a_config(tasks: Sequence[TaskSpec], *, seed: int = 0, engines: int = 1, **se
             "seed": seed,
             "tasks": {spec.name: {"env": {"kind": "max_digit"}, "ratio": spec.ratio} for spec in tasks},
             "schedule": schedule,
-            "engine": {"count": engines},
+            "engine": {"kind": "native", "count": engines},
             "eval": sections.pop("eval", {"episodes": 0}),
             **sections,
         }

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from rollart.cli import configured
 from rollart.cli.work import Work
-from rollart.config.explain import explain
+from rollart.config.explain import as_data, explain
 
 SUMMARY = "print what a configuration comes to, and every value with its origin"
-add_arguments = configured.add_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    configured.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
-    sys.stdout.write(explain(configured.resolved_from(arguments)))
+    resolved = configured.resolved_from(arguments)
+    sys.stdout.write(json.dumps(as_data(resolved), indent=1) + "\n" if arguments.json else explain(resolved))
     return 0

@@ -10,22 +10,47 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
-from rollart.config.schema import FrozenLakeEnv, GymnasiumEnv, RunConfig
+from rollart.config.schema import EnvConfig, RunConfig
 from rollart.core.errors import ConfigError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "local": ("torch", "transformers", "ray", "safetensors", "psutil"),
     "envs": ("gymnasium",),
+    "reasoning-gym": ("reasoning_gym",),
+    "textarena": ("textarena",),
+    "textworld": ("textworld",),
+    "pretrained": ("gguf", "accelerate"),
 }
 """Extra of pyproject.toml to the modules that it brings and that are imported by name."""
+OF_KIND: Mapping[str, str] = {
+    "frozen_lake": "envs",
+    "gymnasium": "envs",
+    "reasoning_gym": "reasoning-gym",
+    "textarena": "textarena",
+    "textworld": "textworld",
+}
+"""Kind of environment to the extra that it needs; the other kinds need none."""
 
 
 def extras_of(config: RunConfig) -> tuple[str, ...]:
     """The extras that a run with this configuration needs."""
-    needed = ["local"]
-    if any(isinstance(task.env, FrozenLakeEnv | GymnasiumEnv) for task in config.tasks.values()):
-        needed.append("envs")
-    return tuple(needed)
+    envs = dict.fromkeys(extra for task in config.tasks.values() if (extra := extra_of(task.env)) is not None)
+    return ("local", *envs)
+
+
+def extra_of(env: EnvConfig) -> str | None:
+    """The extra that an environment of this kind needs; None: none."""
+    return OF_KIND.get(env.kind)
+
+
+def missing_of(extra: str, has: Callable[[str], bool]) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [name for name in EXTRAS[extra] if not has(name)]
+
+
+def install_line(extras: Iterable[str]) -> str:
+    """What installs these extras into the Python that runs this."""
+    return f"{sys.executable} -m pip install 'rollart[{','.join(extras)}]'"
 
 
 def installed(module: str) -> bool:
@@ -35,7 +60,7 @@ def installed(module: str) -> bool:
 
 def require(config: RunConfig, has: Callable[[str], bool] = installed) -> None:
     """Raise ConfigError with the install line when a package is missing."""
-    missing = {extra: [name for name in EXTRAS[extra] if not has(name)] for extra in extras_of(config)}
+    missing = {extra: missing_of(extra, has) for extra in extras_of(config)}
     names = [name for found in missing.values() for name in found]
     if names:
         raise ConfigError(_message(names, [extra for extra, found in missing.items() if found]))
@@ -49,4 +74,4 @@ def missing_module(name: str) -> str | None:
 
 
 def _message(names: Iterable[str], extras: Iterable[str]) -> str:
-    return f"not installed: {', '.join(names)}\nrun: {sys.executable} -m pip install 'rollart[{','.join(extras)}]'"
+    return f"not installed: {', '.join(names)}\nrun: {install_line(extras)}"

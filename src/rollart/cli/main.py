@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from rollart import __version__
-from rollart.cli import evaluate, explain, extras, report, resume, resume_check, torture, train
+from rollart.cli import doctor, envs, evaluate, explain, extras, report, resume, resume_check, torture, train
 from rollart.cli.work import REAL, Work
 from rollart.core.errors import ConfigError, RollartError
 
@@ -25,6 +25,8 @@ COMMANDS: Mapping[str, ModuleType] = {
     "eval": evaluate,
     "report": report,
     "explain": explain,
+    "doctor": doctor,
+    "envs": envs,
     "resume-check": resume_check,
     "torture": torture,
 }

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rollart.config.load import Resolved
-from rollart.config.schema import CharsTokenizer, RunConfig, Schedule, ScratchModel
+from rollart.config.schema import CharsTokenizer, Retry, RunConfig, Schedule, ScratchModel
 from rollart.config.text import scalar_text
 
 FP32_BYTES = 4
 """Bytes per parameter: weights are trained and published in fp32."""
 VALUE_COLUMNS = 48
 """Longest value that is printed whole beside its origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSizes:
+    """A task's part of what is trained, when it has exactly its share; over `schedule.mix_window` steps it has."""
+
+    share: float
+    """Of the trained trajectories; the shares of all tasks sum to 1."""
+    groups_per_batch: float
+    trajectories_per_batch: float
+    trajectories_per_step: float
+    tokens_per_trajectory: int
+    """Sampled, at most: every turn taken and every turn full, as far as the context reaches."""
+    instances: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +44,16 @@ class Sizes:
     """Task instances; one per group."""
     trajectories_per_batch: int
     sampled_tokens_per_batch: int
-    """At most: every turn taken and every turn full, in the resolved mix."""
+    """At most, when every task has exactly its share."""
+    most_tokens_per_batch: int
+    """At most, whatever the tasks of the batch are."""
     steps_per_batch: int
-    trajectories_per_step: float
+    groups_per_step: int
+    """Every optimiser step has equally many whole groups."""
+    trajectories_per_step: int
+    most_tokens_per_step: int
     trajectories_per_rank_step: int
-    """Of the fullest rank."""
+    """Of the fullest rank; the others have one less at most."""
     groups_window: int
     """Groups open, buffered or in training at once."""
     trajectories_window: int
@@ -41,8 +61,12 @@ class Sizes:
     parameters: int | None
     """None where only the weights' folder can tell."""
     buckets: int | None
-    mix: Mapping[str, float]
-    """Share of what is trained, per task; sums to 1."""
+    tasks: Mapping[str, TaskSizes]
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """Share of what is trained, per task; sums to 1."""
+        return {name: task.share for name, task in self.tasks.items()}
 
 
 def mix_of(config: RunConfig) -> dict[str, float]:
@@ -65,28 +89,50 @@ def parameters_of(model: ScratchModel, vocabulary: int) -> int:
     return embeddings + model.layers * layer + model.hidden
 
 
+def task_sizes(config: RunConfig) -> dict[str, TaskSizes]:
+    """What each task comes to in a batch."""
+    schedule, shares = config.schedule, mix_of(config)
+    context = config.model.max_positions if isinstance(config.model, ScratchModel) else None
+    return {
+        name: TaskSizes(
+            share=shares[name],
+            groups_per_batch=shares[name] * schedule.groups_per_batch,
+            trajectories_per_batch=shares[name] * schedule.batch,
+            trajectories_per_step=shares[name] * schedule.batch / schedule.steps_per_batch,
+            tokens_per_trajectory=min(task.max_turns * task.max_tokens, context or task.max_turns * task.max_tokens),
+            instances=task.size,
+        )
+        for name, task in config.tasks.items()
+    }
+
+
 def sizes(config: RunConfig) -> Sizes:
     """Work the numbers out."""
-    schedule, mix = config.schedule, mix_of(config)
-    tokens = sum(mix[name] * task.max_turns * task.max_tokens for name, task in config.tasks.items())
+    schedule, tasks = config.schedule, task_sizes(config)
+    longest = max(task.tokens_per_trajectory for task in tasks.values())
     parameters = None
     if isinstance(config.model, ScratchModel) and isinstance(config.tokenizer, CharsTokenizer):
         parameters = parameters_of(config.model, len(config.tokenizer.alphabet) + 1)  # and the padding token
-    per_step = schedule.batch / schedule.steps_per_batch
+    per_step = schedule.batch // schedule.steps_per_batch
     window = schedule.groups_window
     return Sizes(
         batches=schedule.steps,
         prompts_per_batch=schedule.groups_per_batch,
         trajectories_per_batch=schedule.batch,
-        sampled_tokens_per_batch=round(tokens * schedule.batch),
+        sampled_tokens_per_batch=round(
+            sum(task.trajectories_per_batch * task.tokens_per_trajectory for task in tasks.values())
+        ),
+        most_tokens_per_batch=schedule.batch * longest,
         steps_per_batch=schedule.steps_per_batch,
+        groups_per_step=schedule.groups_per_batch // schedule.steps_per_batch,
         trajectories_per_step=per_step,
+        most_tokens_per_step=per_step * longest,
         trajectories_per_rank_step=math.ceil(per_step / config.trainer.ranks),
         groups_window=window,
         trajectories_window=window * (schedule.group_size + schedule.redundancy),
         parameters=parameters,
         buckets=None if parameters is None else math.ceil(parameters * FP32_BYTES / config.trainer.bucket_bytes),
-        mix=mix,
+        tasks=tasks,
     )
 
 
@@ -108,15 +154,53 @@ def explain(resolved: Resolved) -> str:
     blocks = [
         f"{config.name}, from {resolved.source}",
         _table(_per_batch(config, found)),
-        _table([("mix", _percent(share), f"of what is trained: {name}") for name, share in found.mix.items()]),
+        _tasks(found),
         "\n".join(f"note: {line}" for line in advisories(config)),
         _values(resolved),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def as_data(resolved: Resolved) -> dict[str, Any]:
+    """The same as plain values, for machines."""
+    values = resolved.config.model_dump(mode="json")
+    return {
+        "name": resolved.config.name,
+        "source": resolved.source,
+        "sizes": asdict(sizes(resolved.config)),
+        "notes": advisories(resolved.config),
+        "values": {
+            dotted: {"value": _at(values, dotted), "origin": str(origin)} for dotted, origin in resolved.origins.items()
+        },
+    }
+
+
+def _tasks(found: Sizes) -> str:
+    """The resolved mix: what is expected of each task, over many batches."""
+    head = ("task", "mix", "groups", "trajectories", "per optimizer step", "tokens of one, at most", "instances")
+    rows = [
+        (
+            name, f"{100 * task.share:.1f} %", f"{task.groups_per_batch:.4g}", f"{task.trajectories_per_batch:.4g}",
+            f"{task.trajectories_per_step:.4g}", f"{task.tokens_per_trajectory}", f"{task.instances}",
+        )
+        for name, task in found.tasks.items()
+    ]  # fmt: skip
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in (head, *rows)
+    ]
+    return "\n".join(["the resolved mix; groups and trajectories are expected, per batch:", *lines])
+
+
+def _exactness(config: RunConfig) -> str:
+    """When a batch has fewer trajectories than it should."""
+    decision = config.failure.on_failure
+    if "drop" in (decision.kind, decision.then if isinstance(decision, Retry) else ""):
+        return f"fewer only where members fail for good; a group keeps {config.failure.min_group_size} at least"
+    return "always"
 
 
 def _per_batch(config: RunConfig, found: Sizes) -> list[tuple[str, str, str]]:
@@ -126,9 +210,23 @@ def _per_batch(config: RunConfig, found: Sizes) -> list[tuple[str, str, str]]:
         ("batches", f"{found.batches}", "each trained, then published as one version"),
         ("prompts per batch", f"{found.prompts_per_batch}", "task instances, one group each"),
         ("groups per batch", f"{found.prompts_per_batch}", f"of {schedule.group_size} trajectories"),
-        ("trajectories per batch", f"{found.trajectories_per_batch}", ""),
-        ("tokens per batch", f"{found.sampled_tokens_per_batch}", "sampled, at most"),
-        ("optimizer steps per batch", f"{found.steps_per_batch}", f"{found.trajectories_per_step:g} trajectories each"),
+        ("trajectories per batch", f"{found.trajectories_per_batch}", _exactness(config)),
+        (
+            "tokens per batch",
+            f"{found.most_tokens_per_batch}",
+            "sampled, at most: every trajectory as long as the longest may be",
+        ),
+        (
+            "tokens in this mix",
+            f"{found.sampled_tokens_per_batch}",
+            "sampled per batch, at most, with each task at its share",
+        ),
+        (
+            "optimizer steps per batch",
+            f"{found.steps_per_batch}",
+            f"{found.groups_per_step} groups, {found.trajectories_per_step} trajectories, at most "
+            f"{found.most_tokens_per_step} sampled tokens each",
+        ),
         ("prompts in all", f"{found.batches * found.prompts_per_batch}", ""),
         ("trajectories in all", f"{found.batches * found.trajectories_per_batch}", ""),
         ("ranks", f"{ranks}", f"{found.trajectories_per_rank_step} trajectories per rank and optimizer step, at most"),
@@ -164,6 +262,11 @@ def advisories(config: RunConfig) -> list[str]:
             )
         if task.held_out == 0 and config.eval.episodes and task.size > 1:
             lines.append(f"tasks.{name}: no instance is held back; evaluation scores instances that were trained on")
+    if config.algorithm.zero_variance == "drop":
+        lines.append(
+            "algorithm.zero_variance=drop: groups with equal rewards are dropped and others opened, so more is sampled than "
+            "is trained; a batch that waits too long for them is trained with fewer"
+        )
     if config.optimizer.lr == 0:
         lines.append("optimizer.lr=0: nothing is learned")
     return lines
@@ -178,11 +281,15 @@ def _values(resolved: Resolved) -> str:
     rows: list[tuple[str, str, str]] = []
     values = resolved.config.model_dump()
     for dotted, origin in resolved.origins.items():
-        at = values
-        for part in dotted.split("."):
-            at = at[part]
-        text = scalar_text(at)
+        text = scalar_text(_at(values, dotted))
         rows.append((dotted, text if len(text) <= VALUE_COLUMNS else f"{text[: VALUE_COLUMNS - 3]}...", str(origin)))
     left, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [f"{a.ljust(left)}  {b.ljust(middle)}  {c}".rstrip() for a, b, c in rows]
     return "\n".join(["every value and where it comes from:", *lines])
+
+
+def _at(values: Mapping[str, Any], dotted: str) -> Any:
+    at: Any = values
+    for part in dotted.split("."):
+        at = at[part]
+    return at

@@ -2,8 +2,8 @@
 
 Invariant: a value that is accepted here can be run; cross-field rules are checked when the configuration is read, and
 the message gives the value and the nearest valid ones. Variants are chosen by a `kind` field, so a key of another variant
-is unknown by type. Defaults live in these classes and nowhere else. The parts are in `problems.py`, `learning.py` and
-`workers.py`; all of them are to be imported from here.
+is unknown by type. Defaults live in these classes and nowhere else. The parts are in the other files of this folder
+(`problems.py`, `environments.py`, `learning.py`, `engines.py`, `workers.py`); all are to be imported from here.
 """
 
 from __future__ import annotations
@@ -12,27 +12,46 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from rollart.config.engines import EngineConfig, VllmEngine, vllm_problems
+from rollart.config.environments import (
+    EnvConfig,
+    FrozenLakeEnv,
+    GymnasiumEnv,
+    MaxDigitEnv,
+    PythonEnv,
+    ReasoningGymEnv,
+    TextArenaEnv,
+    TextWorldEnv,
+)
 from rollart.config.learning import (
+    CISPO,
+    GSPO,
+    KL1,
+    KL2,
+    KL3,
     Algorithm,
+    Decoupled,
+    DrGRPO,
+    GeometricReject,
     GroupBaseline,
     LeaveOneOut,
+    MaskedIS,
     NoCorrection,
+    NoKL,
+    NoReject,
     Optimizer,
     PPOClip,
+    ReinforcePP,
     SamplingConfig,
     Schedule,
     TruncatedIS,
+    algorithm_problems,
 )
 from rollart.config.node import Node, refuse
 from rollart.config.problems import (
     CharsTokenizer,
-    EnvConfig,
-    FrozenLakeEnv,
-    GymnasiumEnv,
     HFTokenizer,
-    MaxDigitEnv,
     PretrainedModel,
-    PythonEnv,
     PythonScorer,
     ScratchModel,
     TaskConfig,
@@ -43,7 +62,6 @@ from rollart.config.workers import (
     CheckpointConfig,
     Deadlines,
     Drop,
-    EngineConfig,
     EnvHostConfig,
     EvalConfig,
     Fail,
@@ -57,11 +75,18 @@ from rollart.config.workers import (
 )
 
 __all__ = [
+    "CISPO",
+    "GSPO",
+    "KL1",
+    "KL2",
+    "KL3",
     "Algorithm",
     "BaselineConfig",
     "CharsTokenizer",
     "CheckpointConfig",
     "Deadlines",
+    "Decoupled",
+    "DrGRPO",
     "Drop",
     "EngineConfig",
     "EnvConfig",
@@ -70,20 +95,26 @@ __all__ = [
     "Fail",
     "FailurePolicy",
     "FrozenLakeEnv",
+    "GeometricReject",
     "GroupBaseline",
     "GymnasiumEnv",
     "HFTokenizer",
     "InlineWorld",
     "LeaveOneOut",
     "LocalWorld",
+    "MaskedIS",
     "MaxDigitEnv",
     "NoCorrection",
+    "NoKL",
+    "NoReject",
     "Node",
     "Optimizer",
     "PPOClip",
     "PretrainedModel",
     "PythonEnv",
     "PythonScorer",
+    "ReasoningGymEnv",
+    "ReinforcePP",
     "Replace",
     "Retry",
     "RunConfig",
@@ -91,8 +122,11 @@ __all__ = [
     "Schedule",
     "ScratchModel",
     "TaskConfig",
+    "TextArenaEnv",
+    "TextWorldEnv",
     "TrainerConfig",
     "TruncatedIS",
+    "VllmEngine",
     "WarmStart",
 ]
 
@@ -116,7 +150,7 @@ class RunConfig(Node):
     optimizer: Optimizer = Optimizer()
     sampling: SamplingConfig = SamplingConfig()
     trainer: TrainerConfig = TrainerConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: Annotated[EngineConfig | VllmEngine, Field(discriminator="kind")] = EngineConfig()
     envs: EnvHostConfig = EnvHostConfig()
     deadlines: Deadlines = Deadlines()
     failure: FailurePolicy = FailurePolicy()
@@ -131,10 +165,7 @@ class RunConfig(Node):
         refuse(
             None if self.tasks else "tasks is empty; name at least one task",
             *(line for name, task in self.tasks.items() for line in task_problems(name, task)),
-            f"schedule.group_size=1 with algorithm.advantage={self.algorithm.advantage.kind}: a group baseline over one "
-            "member is that member's own reward, so every advantage is 0; use group_size >= 2"
-            if schedule.group_size == 1
-            else None,
+            *algorithm_problems(self.algorithm, schedule, self.sampling),
             f"failure.min_group_size={failure.min_group_size} is above schedule.group_size={schedule.group_size}; use at "
             f"most {schedule.group_size}"
             if failure.min_group_size > max(schedule.group_size, 2)
@@ -142,15 +173,11 @@ class RunConfig(Node):
             f"failure.min_group_size={failure.min_group_size}: a group baseline needs 2 members or more; use 2"
             if failure.min_group_size < 2
             else None,
-            f"algorithm.correction.kind=none with schedule.max_staleness={schedule.max_staleness}: tokens sampled under "
-            "older weights cannot be trained without their behaviour log-probabilities; use algorithm.correction.kind=tis, "
-            "or schedule.max_staleness=0"
-            if schedule.max_staleness > 0 and self.algorithm.correction.kind == "none"
-            else None,
             f"trainer.ranks={self.trainer.ranks} with world.kind=inline: one process has one training rank; use "
             "trainer.ranks=1, or world.kind=local"
             if isinstance(self.world, InlineWorld) and self.trainer.ranks > 1
             else None,
+            *vllm_problems(self.engine, self.model, self.sampling),
             *self._too_small(),
         )
         return self
@@ -158,10 +185,15 @@ class RunConfig(Node):
     def _too_small(self) -> list[str]:
         """Pools in which what may live at once has no room, a line each."""
         schedule, envs, problems = self.schedule, self.envs, list[str]()
-        if isinstance(self.model, ScratchModel) and self.engine.kv_tokens < self.model.max_positions:
+        model, engine = self.model, self.engine
+        if (
+            isinstance(model, ScratchModel)
+            and isinstance(engine, EngineConfig)
+            and engine.kv_tokens < model.max_positions
+        ):
             problems.append(
-                f"engine.kv_tokens={self.engine.kv_tokens} is below model.max_positions={self.model.max_positions}, so one "
-                f"long trajectory has no room in an engine; use engine.kv_tokens={self.model.max_positions} or more"
+                f"engine.kv_tokens={engine.kv_tokens} is below model.max_positions={model.max_positions}, so one "
+                f"long trajectory has no room in an engine; use engine.kv_tokens={model.max_positions} or more"
             )
         attempts = schedule.groups_window * (schedule.group_size + schedule.redundancy)
         wanted, sessions = attempts + self.eval.concurrency, envs.hosts * envs.sessions_per_host

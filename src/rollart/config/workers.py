@@ -1,4 +1,4 @@
-"""What does the work, and for how long it may, as configuration: trainer, engines, env hosts, deadlines, failures,
+"""What does the work, and for how long it may, as configuration: trainer, env hosts, deadlines, failures,
 evaluation, the world. See `schema.py` for the whole.
 """
 
@@ -24,21 +24,6 @@ class TrainerConfig(Node):
     """Weights are published in pieces of this size; any size gives the same weights."""
     log_entropy: bool = True
     """Report the policy's entropy; costs no peak memory."""
-
-
-class EngineConfig(Node):
-    """The processes that sample."""
-
-    count: int = Field(default=1, ge=1)
-    """Engines, each in a process of its own."""
-    threads: int = Field(default=1, ge=1)
-    """torch threads per engine."""
-    max_live: int = Field(default=128, ge=1)
-    """Requests decoded together."""
-    kv_tokens: int = Field(default=65536, ge=16)
-    """Tokens of key/value cache."""
-    prefill_tokens: int = Field(default=4096, ge=1)
-    """Prompt tokens per step."""
 
 
 class EnvHostConfig(Node):

@@ -74,6 +74,24 @@ CHARTS = (
 )
 
 
+def env_charts(steps: Sequence[Row], tasks: Sequence[str]) -> list[Chart]:
+    """One chart for each number that environments returned, with a line per task that has it."""
+    names: dict[str, None] = {}
+    for row in steps:
+        for key in row:
+            area, _, rest = key.partition("/")
+            scope, _, name = rest.removesuffix("/mean").partition("/")
+            if area == "env" and scope in tasks:
+                names.setdefault(name)
+    return [
+        Chart(
+            title=f"Environment: {name}", unit="mean over trained trajectories", low=None,
+            key="env/{task}/" + name.replace("{", "{{").replace("}", "}}") + "/mean",
+        )
+        for name in sorted(names)
+    ]  # fmt: skip
+
+
 def charts_of(rows: Sequence[Row], tasks: Sequence[str], started: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Charts with at least one line that has numbers. Values are rounded to what a screen can show."""
     steps = [row for row in rows if "time/all/train_step/sum" in row]
@@ -81,7 +99,7 @@ def charts_of(rows: Sequence[Row], tasks: Sequence[str], started: Mapping[str, A
     buckets = [steps[at : at + stride] for at in range(0, len(steps), stride)]
     x = [bucket[-1][STEP] for bucket in buckets]
     made = []
-    for chart in CHARTS:
+    for chart in (*CHARTS, *env_charts(steps, tasks)):
         named = [(task, chart.key.format(task=task), index) for index, task in enumerate(tasks)] if chart.key else []
         named += [(name, key, -1 - at) for at, (name, key) in enumerate(chart.lines)]
         drawn = [(name, index, [_mean(bucket, key) for bucket in buckets]) for name, key, index in named]

@@ -1,9 +1,10 @@
 """Whether a run fits on this machine, told before anything of it is started.
 
 Owns the comparison of what is asked with what is there. Invariants: nothing is started and neither torch nor Ray is
-imported; limits of a container count where they are lower than the machine's; every line says asked, available and which
-key asks. Cores are shared by all roles, so five workers of one thread on two cores are no error; a worker with more
-threads than there are cores is. Memory is an estimate from below (activations are not in it): what it refuses cannot run.
+imported, unless a model inside a package has to be made into a folder first; limits of a container count where they are
+lower than the machine's; every line says asked, available and which key asks. Cores are shared by all roles, so five
+workers of one thread on two cores are no error; a worker with more threads than there are cores is. Memory is an estimate
+from below (activations are not in it): what it refuses cannot run.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollart.config.explain import FP32_BYTES, parameters_of
-from rollart.config.schema import CharsTokenizer, LocalWorld, PretrainedModel, RunConfig, ScratchModel
+from rollart.config.schema import CharsTokenizer, LocalWorld, PretrainedModel, RunConfig, ScratchModel, VllmEngine
 from rollart.core.errors import ClusterError
+from rollart.runtime.pretrained import local_folder
 
 TRAIN_COPIES = 4
 """fp32 arrays of a parameter's size in a training rank: weights, gradients and AdamW's two moments."""
@@ -29,6 +31,8 @@ ENGINE_COPIES = 2
 WORKER_BYTES = 300 << 20
 """Of a worker before it holds anything: the interpreter with torch and transformers (measured: 274 MiB of its own, 312 with
 its part of what is shared)."""
+VLLM_BYTES = 1600 << 20
+"""Of a vLLM server's two processes and shared memory before it holds anything."""
 RAY_BYTES = 300 << 20
 """Of Ray's servers and agents together (measured: 292 MiB)."""
 SLOW_STORE_BYTES = 10**10
@@ -74,15 +78,22 @@ class Need(NamedTuple):
 
 def require(config: RunConfig, machine: Machine | None = None) -> None:
     """Raises ClusterError, which lists what is asked and what is there, when the run cannot fit."""
-    needs = list(_needs(config, machine or this_machine()))
-    short = [need for need in needs if not need.met]
+    engine = config.engine
+    if isinstance(engine, VllmEngine) and not os.access(Path(engine.python).expanduser(), os.X_OK):
+        raise ClusterError(
+            f"engine.python={engine.python} is not there; `make vllm` makes the environment with vLLM, or name the "
+            "interpreter of another one"
+        )
+    asked = list(needs(config, machine or this_machine()))
+    short = [need for need in asked if not need.met]
     if short:
-        lines = [line for need in needs for line in (_line(need), *need.parts)]
+        lines = [line for need in asked for line in (line_of(need), *need.parts)]
         changes = "; ".join(dict.fromkeys(need.change for need in short))
         raise ClusterError("\n".join(["this machine has no room for the run:", *lines, f"use {changes}"]))
 
 
-def _line(need: Need) -> str:
+def line_of(need: Need) -> str:
+    """What is asked and what is there."""
     if need.unit == "cores":
         asked, available = f"{need.asked:.0f}", f"{need.available:.0f} cores"
     else:
@@ -91,18 +102,19 @@ def _line(need: Need) -> str:
     return f"  {need.what:32} asked {asked}, available {available} ({need.by}){too_little}"
 
 
-def _needs(config: RunConfig, machine: Machine) -> Iterator[Need]:
+def needs(config: RunConfig, machine: Machine) -> Iterator[Need]:
+    """Everything that the run asks of the machine, met or not."""
     cores = machine.cores
     for role, asked in (("trainer", config.trainer.threads), ("engine", config.engine.threads)):
         key = f"{role}.threads"
         yield Need(key, asked, cores, machine.cores_by, f"{key}={cores} or fewer", "cores")
     if isinstance(config.world, LocalWorld):
         yield _store(config.world.object_store_mb << 20, machine)
-    parts = _memory(config)
+    parts = memory_parts(config)
     largest = max(parts, key=lambda name: parts[name])
     yield Need(
         "memory, at least", sum(parts.values()), machine.memory_bytes, machine.memory_by,
-        f"less memory, most of which goes into {largest} ({_saver(largest, config)})", "bytes",
+        f"less memory, most of which goes into {largest} ({saver(largest, config)})", "bytes",
         tuple(f"    {name:30} {amount / GIB:6.2f} GiB" for name, amount in parts.items()),
     )  # fmt: skip
 
@@ -117,21 +129,25 @@ def _store(asked: int, machine: Machine) -> Need:
     return Need("world.object_store_mb", asked, room, by, change, "bytes")
 
 
-def _saver(part: str, config: RunConfig) -> str:
+def saver(part: str, config: RunConfig) -> str:
+    """The keys to which a part of the memory owes its size, as they are."""
     if part == "object store" and isinstance(config.world, LocalWorld):
         return f"world.object_store_mb={config.world.object_store_mb}"
     if part == "engines":
-        return f"engine.count={config.engine.count}, engine.kv_tokens={config.engine.kv_tokens}, or a smaller model"
+        engine = config.engine
+        cache = f"kv_gb={engine.kv_gb}" if isinstance(engine, VllmEngine) else f"kv_tokens={engine.kv_tokens}"
+        return f"engine.count={engine.count}, engine.{cache}, or a smaller model"
     if part == "trainer":
         return f"trainer.ranks={config.trainer.ranks}, or a smaller model"
     return f"envs.hosts={config.envs.hosts}" if part == "env hosts" else f"world.kind={config.world.kind}"
 
 
-def _memory(config: RunConfig) -> dict[str, int]:
+def memory_parts(config: RunConfig) -> dict[str, int]:
     """Bytes by part. The inline world has all parts in one process, and no store."""
-    shape = _shape(config)
+    shape = model_sizes(config)
     weights = FP32_BYTES * shape.parameters
-    cache = FP32_BYTES * 2 * shape.layers * shape.kv_width * config.engine.kv_tokens
+    vllm = isinstance(config.engine, VllmEngine)
+    cache = kv_token_bytes(config) * kv_tokens_of(config)
     trainer, engines = TRAIN_COPIES * weights, config.engine.count * (ENGINE_COPIES * weights + cache)
     if not isinstance(config.world, LocalWorld):
         return {"trainer": trainer, "engines": engines, "this process": WORKER_BYTES}
@@ -139,43 +155,61 @@ def _memory(config: RunConfig) -> dict[str, int]:
         "object store": config.world.object_store_mb << 20,
         # the state is divided among the ranks; what is published is gathered whole in each
         "trainer": trainer + config.trainer.ranks * (WORKER_BYTES + (weights if config.trainer.ranks > 1 else 0)),
-        "engines": engines + config.engine.count * WORKER_BYTES,
+        "engines": engines + config.engine.count * (WORKER_BYTES + (VLLM_BYTES if vllm else 0)),
         "env hosts": config.envs.hosts * WORKER_BYTES,
         "Ray": RAY_BYTES,
     }
 
 
+def kv_tokens_of(config: RunConfig) -> int:
+    """Tokens of key/value cache in an engine."""
+    engine = config.engine
+    return (engine.kv_gb << 30) // kv_token_bytes(config) if isinstance(engine, VllmEngine) else engine.kv_tokens
+
+
+def kv_token_bytes(config: RunConfig) -> int:
+    """Of one token, keys and values of all layers, in an engine."""
+    shape = model_sizes(config)
+    return (2 if config.engine.dtype == "bf16" else FP32_BYTES) * 2 * shape.layers * shape.kv_width
+
+
 # --- the model's sizes ---------------------------------------------------------------------------------------------------
 
 
-class _Shape(NamedTuple):
+class ModelSizes(NamedTuple):
     parameters: int
     layers: int
     kv_width: int
     """Elements of a token's keys in one layer."""
+    hidden: int
+    ffn: int
+    vocabulary: int
 
 
-def _shape(config: RunConfig) -> _Shape:
+def model_sizes(config: RunConfig) -> ModelSizes:
     """Zeros for a folder that cannot be read: building the model tells what is wrong with it."""
     model = config.model
     if isinstance(model, ScratchModel):
         # of a tokenizer from a folder the size is not known here; its part is left out of an estimate from below
         vocabulary = len(config.tokenizer.alphabet) + 1 if isinstance(config.tokenizer, CharsTokenizer) else 0
         width = model.kv_heads * (model.hidden // model.heads)
-        return _Shape(parameters_of(model, vocabulary), model.layers, width)
+        return ModelSizes(parameters_of(model, vocabulary), model.layers, width, model.hidden, model.ffn, vocabulary)
     try:
         return _of_folder(model)
     except (OSError, ValueError, KeyError, TypeError, struct.error):
-        return _Shape(0, 0, 0)
+        return ModelSizes(0, 0, 0, 0, 0, 0)
 
 
-def _of_folder(model: PretrainedModel) -> _Shape:
-    folder = Path(model.path)
+def _of_folder(model: PretrainedModel) -> ModelSizes:
+    folder = local_folder(model.path)
     told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads = told["num_attention_heads"]
     head = told.get("head_dim") or told["hidden_size"] // heads
     parameters = sum(_elements(path) for path in folder.glob("*.safetensors"))
-    return _Shape(parameters, told["num_hidden_layers"], (told.get("num_key_value_heads") or heads) * head)
+    return ModelSizes(
+        parameters, told["num_hidden_layers"], (told.get("num_key_value_heads") or heads) * head,
+        told["hidden_size"], told.get("intermediate_size") or 0, told.get("vocab_size") or 0,
+    )  # fmt: skip
 
 
 def _elements(path: Path) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rollart.config.explain import advisories, explain, parameters_of, schedule_in_words, sizes
+import json
+
+from rollart.config.explain import advisories, as_data, explain, parameters_of, schedule_in_words, sizes
 from rollart.config.load import Known, resolve
 from rollart.config.schema import (
     EngineConfig,
@@ -39,7 +41,12 @@ def test_the_numbers_of_a_batch_follow_from_the_configuration() -> None:
     assert found.trajectories_per_batch == 96
     assert found.mix == {"long": 0.75, "short": 0.25}
     assert found.sampled_tokens_per_batch == 72 * 10 * 4 + 24 * 1 * 8
-    assert (found.steps_per_batch, found.trajectories_per_step) == (2, 48)
+    assert found.most_tokens_per_batch == 96 * 10 * 4
+    assert (found.steps_per_batch, found.groups_per_step, found.trajectories_per_step) == (2, 6, 48)
+    assert found.most_tokens_per_step == 48 * 10 * 4
+    long = found.tasks["long"]
+    assert (long.groups_per_batch, long.trajectories_per_batch, long.trajectories_per_step) == (9, 72, 36)
+    assert (long.tokens_per_trajectory, found.tasks["short"].tokens_per_trajectory) == (40, 8)
     assert found.trajectories_per_rank_step == 10, "48 over 5 ranks: the fullest has 10"
     assert found.groups_window == 3 * 12 + 3
     assert found.trajectories_window == 39 * 10
@@ -60,12 +67,17 @@ def test_explain_prints_the_figures_the_mix_and_every_value_with_its_origin() ->
     rows = {line.split("  ")[0]: " ".join(line.split()) for line in explain(resolved).splitlines()}
     assert rows["prompts per batch"].startswith("prompts per batch 12 ")
     assert rows["groups per batch"] == "groups per batch 12 of 8 trajectories"
-    assert rows["trajectories per batch"] == "trajectories per batch 96"
-    assert rows["tokens per batch"] == "tokens per batch 3072 sampled, at most"
-    assert rows["optimizer steps per batch"] == "optimizer steps per batch 2 48 trajectories each"
+    assert rows["trajectories per batch"].startswith("trajectories per batch 96 fewer only where members fail")
+    assert rows["tokens per batch"].startswith("tokens per batch 3840 sampled, at most")
+    assert rows["tokens in this mix"].startswith("tokens in this mix 3072 sampled per batch")
+    assert rows["optimizer steps per batch"] == (
+        "optimizer steps per batch 2 6 groups, 48 trajectories, at most 1920 sampled tokens each"
+    )
     assert rows["ranks"].startswith("ranks 5 10 trajectories per rank")
     assert rows["window of groups"].startswith("window of groups 39 ")
-    assert "mix 75.0 % of what is trained: long" in " ".join(explain(resolved).split())
+    assert rows["task"] == "task mix groups trajectories per optimizer step tokens of one, at most instances"
+    assert rows["long"] == "long 75.0 % 9 72 36 40 1"
+    assert rows["short"] == "short 25.0 % 3 24 12 8 1"
     assert rows["optimizer.lr"] == "optimizer.lr 0.5 command line"
     assert rows["schedule.batch"] == "schedule.batch 96 recipe mine"
     assert rows["schedule.mix_window"] == "schedule.mix_window 10 default"
@@ -85,3 +97,19 @@ def test_a_schedule_is_told_in_the_words_of_its_table() -> None:
     assert schedule_in_words(Schedule(max_staleness=1, sync_order="paper")).endswith("alpha 0: a one-off pipeline")
     assert "alpha 1:" in schedule_in_words(Schedule(max_staleness=2, sync_order="paper"))
     assert schedule_in_words(Schedule(max_staleness=2)).endswith("alpha 2")
+
+
+def test_a_trajectory_samples_no_more_than_the_context_holds() -> None:
+    config = CONFIG.model_copy(update={"model": ScratchModel(max_positions=32)})
+    assert sizes(config).tasks["long"].tokens_per_trajectory == 32
+    assert sizes(config).most_tokens_per_batch == 96 * 32
+
+
+def test_the_same_is_there_for_machines() -> None:
+    resolved = resolve("mine", ["optimizer.lr=0.5"], known=Known(recipes={"mine": lambda: CONFIG}, presets={}))
+    data = json.loads(json.dumps(as_data(resolved)))
+    assert data["sizes"]["tasks"]["long"]["share"] == 0.75
+    assert data["sizes"]["most_tokens_per_batch"] == 3840
+    assert data["values"]["optimizer.lr"] == {"value": 0.5, "origin": "command line"}
+    assert data["values"].keys() == dict(resolved.origins).keys()
+    assert data["notes"] == advisories(CONFIG)

@@ -228,7 +228,7 @@ def test_an_unknown_key_names_the_variant_and_the_nearest_key(words: Sequence[st
         ("sampling.top_p=1.5", "sampling.top_p=1.5 (command line): too large; write 1 or less"),
         ("optimizer.beta1=1", "optimizer.beta1=1 (command line): too large; write less than 1"),
         ("algorithm.shuffle_rewards=1", "algorithm.shuffle_rewards=1 (command line): write true or false"),
-        ("algorithm.loss.normalize=tokn", "write 'trajectory', 'sequence' or 'token'; did you mean token?"),
+        ("algorithm.loss.normalize=tokn", "write 'trajectory', 'sequence', 'token' or 'constant'; did you mean token?"),
         ("algorithm.correction.cap=-1", "algorithm.correction.cap=-1 (command line): too small; write more than 0"),
         ("name=a/b", "name=a/b (command line): write text that matches"),
     ],

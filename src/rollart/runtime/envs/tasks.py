@@ -8,26 +8,31 @@ told to be held back or not.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from rollart.config.schema import (
+    EnvConfig,
     FrozenLakeEnv,
     GymnasiumEnv,
     MaxDigitEnv,
     PretrainedModel,
     PythonEnv,
+    ReasoningGymEnv,
     RunConfig,
     ScratchModel,
     TaskConfig,
+    TextArenaEnv,
+    TextWorldEnv,
 )
 from rollart.core.errors import ConfigError
 from rollart.core.seeds import rng, seed_of
 from rollart.core.types import TaskSpec
 from rollart.runtime.envs.text import TextTask
+from rollart.runtime.pretrained import local_folder
 from rollart.runtime.tokenizers import Tokenizer
 
 SEEDS_PER_INSTANCE = 64
@@ -36,26 +41,23 @@ POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Where model families keep their longest context in config.json."""
 
 
+BUILDERS: Mapping[type[EnvConfig], str] = {
+    FrozenLakeEnv: "rollart.runtime.envs.frozen_lake:FrozenLake",
+    MaxDigitEnv: "rollart.runtime.envs.max_digit:MaxDigit",
+    GymnasiumEnv: "rollart.runtime.envs.gymnasium:GymnasiumText",
+    PythonEnv: "rollart.runtime.envs.python:python_env",
+    ReasoningGymEnv: "rollart.runtime.envs.reasoning_gym:ReasoningGym",
+    TextArenaEnv: "rollart.runtime.envs.textarena:TextArena",
+    TextWorldEnv: "rollart.runtime.envs.textworld:TextWorld",
+}
+"""What makes an environment of each kind from its configuration; imported when the first one is made."""
+
+
 def build_env(task: TaskConfig) -> TextTask:
     """A new environment of this task. Raises ConfigError when it cannot be used here; user code's own errors pass through."""
-    env = task.env
-    match env:
-        case FrozenLakeEnv():
-            from rollart.runtime.envs.frozen_lake import FrozenLake
-
-            return FrozenLake(env)
-        case MaxDigitEnv():
-            from rollart.runtime.envs.max_digit import MaxDigit
-
-            return MaxDigit(env)
-        case GymnasiumEnv():
-            from rollart.runtime.envs.gymnasium import GymnasiumText
-
-            return GymnasiumText(env)
-        case PythonEnv():
-            from rollart.runtime.envs.python import python_env
-
-            return python_env(env)
+    module, _, name = BUILDERS[type(task.env)].partition(":")
+    made: TextTask = getattr(importlib.import_module(module), name)(task.env)
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,7 @@ def max_context(model: ScratchModel | PretrainedModel) -> int:
     """Tokens that the model can attend to. Raises ConfigError when a pretrained model's folder does not say."""
     if isinstance(model, ScratchModel):
         return model.max_positions
-    path = Path(model.path) / "config.json"
+    path = local_folder(model.path) / "config.json"
     try:
         written = json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -1,0 +1,38 @@
+"""Plain aligned tables: the same on a terminal, in a file and in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+GAP = "  "
+
+
+def table(
+    rows: Sequence[Sequence[str]], *, head: Sequence[str] = (), right: Sequence[int] = (), indent: str = ""
+) -> str:
+    """`rows` below `head`, each column as wide as its widest cell; `right`: columns that are set to the right."""
+    lines = [*([head] if head else []), *rows]
+    if not lines:
+        return ""
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    cells = (
+        [
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    )
+    return "\n".join(indent + GAP.join(line).rstrip() for line in cells)
+
+
+def amount(value: float) -> str:
+    """A number with four digits that count."""
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """With the unit that leaves one to three digits before the point."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

@@ -1,0 +1,140 @@
+"""What this machine has, looked at and tried rather than assumed: limits, devices, writable folders, a start of Ray.
+
+Invariant: no process stays behind. A finding says what was found, whether it will do, and what to do where it will not. torch
+and Ray are imported only when they are installed, Ray is started only when asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollart.config.schema import LocalWorld, RunConfig
+from rollart.core.errors import ClusterError
+from rollart.runtime import room
+from rollart.runtime.memory_plan import Part, memory_plan
+
+LEAST_FILES = 1024
+"""Descriptors that Ray's servers and a few dozen workers keep open on one machine."""
+SMALL_STORE_MB = 80
+"""Of the Ray that is started to see whether it starts: Ray's own least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    area: str
+    what: str
+    found: str
+    will_do: bool = True
+    fix: str = ""
+
+
+def machine_findings(machine: room.Machine) -> Iterator[Finding]:
+    """Cores, memory, shared memory, file descriptors."""
+    yield Finding(area="machine", what="cores", found=f"{machine.cores} ({machine.cores_by})")
+    yield Finding(area="machine", what="memory", found=f"{_gib(machine.memory_bytes)} ({machine.memory_by})")
+    yield Finding(area="machine", what="/dev/shm", found=f"{_gib(machine.shm_bytes)} free")
+    yield Finding(
+        area="machine", what="temporary files", found=f"{_gib(machine.temp_bytes)} free in {tempfile.gettempdir()}"
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    enough = soft == resource.RLIM_INFINITY or soft >= LEAST_FILES
+    yield Finding(
+        area="machine", what="open files", found=f"{soft} (may be raised to {most})", will_do=enough,
+        fix="" if enough else f"ulimit -n {LEAST_FILES} or more before the start",
+    )  # fmt: skip
+
+
+def device_findings() -> Iterator[Finding]:
+    """Accelerators, as torch sees them."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        yield Finding(area="devices", what="accelerators", found="unknown: torch is not installed")
+        return
+    if not torch.cuda.is_available():
+        yield Finding(area="devices", what="accelerators", found="none: everything runs on the CPU")
+    for index in range(torch.cuda.device_count()):
+        has = torch.cuda.get_device_properties(index)
+        yield Finding(area="devices", what=f"cuda:{index}", found=f"{has.name}, {_gib(has.total_memory)}")
+
+
+def output_finding(output_dir: str) -> Finding:
+    """Whether runs can be written there, by writing a file."""
+    folder = Path(output_dir).expanduser()
+    nearest = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    at = f"{folder}" if nearest == folder else f"{folder} (to be made in {nearest})"
+    if nearest.is_dir():
+        try:
+            with tempfile.NamedTemporaryFile(dir=nearest, prefix=".rollart-doctor-"):
+                free = os.statvfs(nearest)
+            return Finding(
+                area="machine", what="output_dir", found=f"{at}: writable, {_gib(free.f_bavail * free.f_frsize)} free"
+            )
+        except OSError as error:
+            why = error.strerror or str(error)
+    else:
+        why = f"{nearest} is not a folder"
+    return Finding(
+        area="machine", what="output_dir", found=f"{at}: {why}", will_do=False, fix="output_dir=A_FOLDER_YOU_OWN"
+    )
+
+
+def ray_finding() -> Finding:
+    """A Ray of one machine, started, asked for a task, and ended."""
+    from rollart.runtime.actors import start_ray, stop_ray
+
+    begun = time.monotonic()
+    try:
+        start_ray(LocalWorld(kind="local", object_store_mb=SMALL_STORE_MB), namespace="doctor")
+        import ray
+
+        answer = ray.get(ray.remote(_pid).options(num_cpus=0).remote(), timeout=60)
+    except ClusterError as error:
+        return Finding(
+            area="Ray",
+            what="a start",
+            found=str(error),
+            will_do=False,
+            fix="see the error; world.kind=inline needs no Ray",
+        )
+    finally:
+        stop_ray()
+    return Finding(
+        area="Ray", what="a start", found=f"a worker (pid {answer}) answered after {time.monotonic() - begun:.1f} s"
+    )
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+def room_findings(config: RunConfig, machine: room.Machine) -> Iterator[Finding]:
+    """What the run asks of the machine against what is there."""
+    for need in room.needs(config, machine):
+        found = " ".join(room.line_of(need).split()).removeprefix(need.what).strip()
+        yield Finding(
+            area="this run", what=need.what, found=found, will_do=need.met, fix="" if need.met else f"use {need.change}"
+        )
+
+
+def plan_findings(config: RunConfig, machine: room.Machine) -> tuple[list[Part], Finding]:
+    """The parts of the memory, largest first, and whether all of them, activations too, fit."""
+    parts = sorted(memory_plan(config), key=lambda part: -part.n_bytes)
+    total = sum(part.n_bytes for part in parts)
+    fits = total <= machine.memory_bytes
+    changes = "; ".join(f"{part.what}: {part.keys}" for part in parts[:2])
+    return parts, Finding(
+        area="this run", what="memory, all parts", found=f"{_gib(total)} of {_gib(machine.memory_bytes)}", will_do=fits,
+        fix="" if fits else f"change what is largest ({changes})",
+    )  # fmt: skip
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / room.GIB:.2f} GiB"
