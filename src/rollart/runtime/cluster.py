@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from rollart.config.schema import RunConfig
+from rollart.config.schema import EngineConfig, RunConfig, VllmEngine
 from rollart.core.errors import ClusterError, failure
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease
 from rollart.core.types import Failure, Role
@@ -23,10 +24,12 @@ from rollart.runtime.engine.actor import EngineActor
 from rollart.runtime.engine.remote import RemoteEngine
 from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.remote import RemoteEnv
+from rollart.runtime.probe import MISMATCH
+from rollart.runtime.room import kv_tokens_of
 from rollart.runtime.trainer.facade import RemoteTrainer
 
 CLOSE_S = 5.0
-"""How long a host gets to close its environments when it is released, before it is ended anyway."""
+"""How long a host gets to close its environments, or vLLM to end, when it is released, before it is ended anyway."""
 
 StartTrainer = Callable[[], Any]
 """Starts the training ranks; awaits to a `ports.Trainer` with `stop()`."""
@@ -125,15 +128,19 @@ class LocalCluster:
     async def _engine(self, lease: Lease) -> RemoteEngine:
         config, name = self._config, f"engine-{self._engines}"
         self._engines += 1
-        actor = self._actors.start(EngineActor, config.model, self._vocab_size, config.engine)
+        cls, own = _engine_of(config)
+        actor = self._actors.start(cls, config.model, self._vocab_size, own)
         info = EngineInfo(
-            id=name, lease=lease.id, pool=lease.pool, role=lease.role, kv_tokens=config.engine.kv_tokens,
-            fingerprint="bitwise", version=-1,
+            id=name, lease=lease.id, pool=lease.pool, role=lease.role, kv_tokens=kv_tokens_of(config),
+            fingerprint="probe" if isinstance(own, VllmEngine) else "bitwise",
+            mismatch=MISMATCH[own.dtype] if isinstance(own, VllmEngine) else 0.0, version=-1,
         )  # fmt: skip
         engine = RemoteEngine(info, actor, partial(self._engine_lost, actor, lease.id))
 
         async def stop() -> None:
             engine.close()
+            if isinstance(own, VllmEngine):
+                await self._closed(name, actor)
             self._actors.kill(actor)
 
         self._stops[lease.id] = stop
@@ -157,14 +164,19 @@ class LocalCluster:
         actor, _ = self._hosts.pop(name)
         self._env.drop(name)
         try:
-            async with asyncio.timeout(CLOSE_S):
-                await call("env", actor.close.remote())
-        except TimeoutError:
-            logging.getLogger(__name__).warning(
-                "%s still had environments open %.0f s after it was told to close", name, CLOSE_S
-            )
+            await self._closed(name, actor)
         finally:
             self._actors.kill(actor)
+
+    async def _closed(self, name: str, actor: Any) -> None:
+        """Let an actor end what runs beside it, which its own end would not do in good order."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await call("cluster", actor.close.remote())
+        except TimeoutError:
+            logging.getLogger(__name__).warning(
+                "%s had not closed what it runs %.0f s after it was told to", name, CLOSE_S
+            )
 
     # --- ends that nobody asked for ----------------------------------------------------------------------------------
 
@@ -186,6 +198,16 @@ class LocalCluster:
         """What happens to a lease that is given back, nobody need know."""
         if change.lease not in self._released:
             self._changes.put_nowait(change)
+
+
+def _engine_of(config: RunConfig) -> tuple[type, EngineConfig | VllmEngine]:
+    """The engine's actor and its configuration. Paths are made whole here: an actor's process may have another folder."""
+    engine = config.engine
+    if isinstance(engine, VllmEngine):
+        from rollart.runtime.vllm.actor import VllmActor
+
+        return VllmActor, engine.model_copy(update={"python": str(Path(engine.python).expanduser().absolute())})
+    return EngineActor, engine
 
 
 def _started(outcome: object) -> None:

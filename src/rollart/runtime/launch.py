@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollart.config.load import Resolved, load_file
-from rollart.config.schema import InlineWorld, RunConfig
+from rollart.config.schema import InlineWorld, RunConfig, VllmEngine
 from rollart.control import run as control
 from rollart.control.evaluate import Score
 from rollart.control.garbage import spare_the_loop
@@ -30,6 +30,8 @@ from rollart.runtime.envs.baselines import Transcript, constant_baseline, random
 from rollart.runtime.envs.tasks import eval_instances, task_specs
 from rollart.runtime.envs.workers import raised
 from rollart.runtime.folder import CHECKPOINTS, CONFIG, Start, held, keep_config, open_records, results, where_from
+from rollart.runtime.models import hf_config
+from rollart.runtime.probe import model_scores
 from rollart.runtime.saved import SavedWeights, load_model, save_model
 from rollart.runtime.tokenizers import Tokenizer, build_tokenizer
 from rollart.runtime.trainer.facade import RemoteTrainer, start_trainer
@@ -107,7 +109,9 @@ def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> 
     ]
     room.require(config)
     with reap.labelled(run_dir, guest=True) as label, _actors(config, f"rollart-eval-{config.name}", label) as actors:
-        saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes, put=actors.put)
+        scored = isinstance(config.engine, VllmEngine)
+        probe = model_scores(hf_config(config.model, tokenizer.vocab_size), tensors) if scored else ()
+        saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes, put=actors.put, probe=probe)
         scores = asyncio.run(_score(config, tokenizer, specs, actors, saved, version, greedy=greedy))
     known = {name: sum(one.split == "train" for one in ones) for name, ones in drawn.items()}
     print_scores(scores, instance_seed=instance_seed, known=known)

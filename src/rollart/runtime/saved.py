@@ -84,14 +84,20 @@ def load_model(run_dir: Path) -> tuple[dict[str, torch.Tensor], Version]:
 class SavedWeights:
     """Implements of `ports.Trainer` what an evaluation needs: publishing given weights."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], *, bucket_bytes: int, put: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], *, bucket_bytes: int, put: Callable[[Any], Any],
+        probe: tuple[float, ...] = (),
+    ) -> None:  # fmt: skip
         self._tensors = tensors
+        self._probe = probe
         self._put = put
         self._bucket_bytes = bucket_bytes
 
     async def publish(self, version: Version) -> Manifest:
         index, buckets = pack(self._tensors, self._bucket_bytes)
-        return manifest(version, index, [self._put(bucket) for bucket in buckets], fingerprint(self._tensors))
+        return manifest(
+            version, index, [self._put(bucket) for bucket in buckets], fingerprint(self._tensors), self._probe
+        )
 
     async def stop(self) -> None:
         """Nothing runs."""

@@ -133,7 +133,9 @@ def shards(index: WeightIndex) -> dict[str, int]:
     }
 
 
-def manifest(version: Version, index: WeightIndex, handles: Sequence[object], digest: str) -> Manifest:
+def manifest(
+    version: Version, index: WeightIndex, handles: Sequence[object], digest: str, probe: tuple[float, ...] = ()
+) -> Manifest:
     """The snapshot of one version whose buckets are behind `handles`. Raises StoreError when a handle is missing."""
     if len(handles) != index.n_buckets:
         raise StoreError(
@@ -143,7 +145,7 @@ def manifest(version: Version, index: WeightIndex, handles: Sequence[object], di
         version=version,
         shards=shards(index),
         buckets=index.n_buckets,
-        fingerprint=Fingerprint(digest=digest),
+        fingerprint=Fingerprint(digest=digest, probe=probe),
         location=BucketLocation(index=index, handles=tuple(handles)),
     )
 
