@@ -1,0 +1,183 @@
+"""Trained trajectories a second beside TRL's GRPOTrainer: the same model (0.92 M parameters, fp32), tasks, batch, optimiser.
+
+    make trl-env
+    python benchmarks/vs_trl.py --json FILE
+
+Three arms: TRL in the best of a sweep of its settings, ours asynchronous (`rollart train`, a local Ray), ours synchronous
+(max_staleness 0). All processes of an arm share the same cores. Each pair measures one side after the other, from the end of
+the warm-up to the end of the last step, all of the process's time included; the ratio is that of the pair. Beside it stand
+the bounds from rollout alone and training alone. `--learning`: the reward that both reach in equal wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from peers_figures import case
+from peers_run import ONE_CORE_EACH, TASKS, PeerFailed, Say, Setting, run, save_weights, versions
+from vs_trl_sides import CACHES, SWEEP_S, Plan, figures, last_reward, measure, peer, swept_peer
+
+TARGETS = {"single": 1.3, "multi": 1.7, "latency": 2.5}
+AIMS = {"single": 1.5, "multi": 2.5, "latency": 4.0}
+DIFFERENCES = (
+    "ours: engine and trainer are processes beside each other, one version apart at most (max_staleness 1); TRL's rollout "
+    "and training take turns in one process",
+    "TRL's rollout_func computes the whole context again in each turn, as `generate` has no cache between calls; our engine "
+    "keeps it (one prefill of the new tokens a turn)",
+    "TRL pads a batch to its longest sequence and decodes until the last row has ended; our engine takes rows out as they end",
+    "ours divides the loss by nothing but each trajectory's tokens (`normalize: trajectory`), as TRL's loss_type grpo; ours "
+    "weighs tokens by truncated importance sampling, TRL's sampling and training policy are the same",
+    "ours records log-probabilities while sampling; TRL needs none with one optimiser step a batch. Forward passes over whole "
+    "sequences per batch: one on both sides, entropy included",
+    "ours publishes weights to the engine and verifies their fingerprint each step, and writes an event log; TRL logs a line",
+    "latency: TRL's batch waits once a turn for the slowest of its environments, slept through in one call, with no cost of "
+    "threads; ours sleeps in the threads of its env host",
+    "latency of one step: normal with mean and deviation 50 ms, cut off at 0 (mean of what is left: 54 ms)",
+    "the learning rate of the speed cases is 1e-5, so that what is sampled stays as long as it is",
+)
+WARM_UP, PEER_WARM_UP_S, PEER_START_S = 2, 4.0, 14.0
+OURS_AROUND_S = 24.0
+"""Start, warm-up and end of one run of ours, as measured on two cores."""
+LEAST_S = 4.0
+LEARNING_LR = 1e-3
+LEARNING_TASK = "multi"
+
+
+def seconds_for(options: argparse.Namespace) -> tuple[float, float]:
+    """(seconds of each measurement, seconds of all) that fit `--minutes`, or the least that can be measured."""
+    cases = len(options.cases)
+    sweeps = 6 * (OURS_AROUND_S + SWEEP_S) if options.sweep else 0.0
+    runs = options.pairs + min(options.sync_pairs, options.pairs) + 1
+    fixed_s = cases * (
+        PEER_START_S + len(options.peer_threads) * len(CACHES) * (PEER_WARM_UP_S + SWEEP_S) + sweeps + runs * OURS_AROUND_S
+        + options.pairs * PEER_WARM_UP_S
+    )  # fmt: skip
+    measured = cases * (runs + options.pairs)
+    seconds = max(LEAST_S, (options.minutes * 60 - fixed_s) / measured) if measured else LEAST_S
+    learning_s = options.learning * (2 * options.learning_s + OURS_AROUND_S + PEER_START_S)
+    return seconds, fixed_s + seconds * measured + learning_s
+
+
+def learn(options: argparse.Namespace, setting: Setting, say: Say) -> dict[str, Any]:
+    """Reward in the last part of equal wall time, a pair a seed. The clock runs from the first served weights, or from the
+    beginning of TRL's training: starting processes does not count."""
+    setting, wall_s = replace(setting, lr=LEARNING_LR, warm_up=1), options.learning_s
+    ours, theirs = list[float](), list[float]()
+    with peer(options.peer, setting) as other:
+        best, _ = swept_peer(other, LEARNING_TASK, options.peer_threads)
+        for seed in range(options.learning):
+            found = other.measure(LEARNING_TASK, [best], seed=seed, seconds=wall_s)
+            theirs.append(last_reward(found[0].rewards, wall_s))
+            run_of = run(LEARNING_TASK, ONE_CORE_EACH, setting, staleness=1, seed=seed, seconds=wall_s)
+            ours.append(last_reward(run_of.rewards, wall_s))
+            say(f"learning, seed {seed}: reward {ours[-1]:.3f} to {theirs[-1]:.3f} after {wall_s:g} s")
+    return case(
+        f"learning_{LEARNING_TASK}", [one / max(other, 1e-6) for one, other in zip(ours, theirs, strict=True)], target=1.0,
+        ours={"reward": round(statistics.median(ours), 4), "rewards": ours},
+        theirs={"reward": round(statistics.median(theirs), 4), "rewards": theirs, **best},
+        wall_s=wall_s, lr=LEARNING_LR,
+    )  # fmt: skip
+
+
+def report_of(options: argparse.Namespace, setting: Setting, say: Say) -> dict[str, Any]:
+    plan = Plan(
+        python=options.peer, pairs=options.pairs, sync_pairs=options.sync_pairs, sweep=options.sweep,
+        peer_threads=options.peer_threads,
+    )  # fmt: skip
+    cases = []
+    for task in options.cases:
+        found = measure(task, plan, setting, say)
+        ratios = [one.rate.per_s / other.rate.per_s for one, other in zip(found.ours, found.theirs, strict=True)]
+        sides = figures(found)
+        peer_versions = sides.pop("peer_versions")
+        cases.append(
+            case(
+                f"{task}_0.92M", ratios, target=TARGETS[task], aim=AIMS[task], **sides,
+                versions={**versions(), **{f"peer {name}": text for name, text in peer_versions.items()}},
+            )
+        )  # fmt: skip
+    if options.learning:
+        cases.append(learn(options, setting, say))
+    return {
+        "name": "vs_trl", "cases": cases, "differences": list(DIFFERENCES),
+        "provenance": {
+            "command": ["python", "benchmarks/vs_trl.py", *sys.argv[1:]], "cores": list(setting.cores),
+            "seconds": round(setting.seconds, 2), "warm_up_steps": setting.warm_up,
+        },
+    }  # fmt: skip
+
+
+def show(report: dict[str, Any], say: Say) -> None:
+    for one in report["cases"]:
+        met = "met" if one["met"] else "MISSED"
+        bound = f"  bound {one['bounds']}" if "bounds" in one else ""
+        line = f"{one['case']:20} {one['ratio_median']:6.3f} ({one['ratio_min']:.3f} .. {one['ratio_max']:.3f})"
+        say(f"{line}  target {one['target']:g} {met}{bound}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20, help="of all cases together (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs per case (default: %(default)s)")
+    parser.add_argument("--sync-pairs", type=int, default=2, help="of these with the third arm (default: %(default)s)")
+    parser.add_argument("--cases", nargs="*", default=list(TASKS), choices=list(TASKS), metavar="CASE")
+    parser.add_argument("--sweep", action="store_true", help="sweep our own worker settings too, not TRL's only")
+    parser.add_argument("--peer-threads", type=int, nargs="*", default=[1, 2], help="torch threads TRL is swept over")
+    parser.add_argument(
+        "--learning", type=int, default=0, metavar="SEEDS", help="compare rewards as well, with 5 seeds"
+    )
+    parser.add_argument(
+        "--learning-s", type=float, default=60, help="wall time of one learning run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--peer", type=Path, default=Path(".venv-trl/bin/python"), help="python of the peer's environment"
+    )
+    parser.add_argument("--cores", type=int, nargs="*", help="cores of both sides (default: the first two there are)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--folder", type=Path, help="where the runs go, and stay (default: a temporary one, removed)")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    options = arguments()
+    if not options.peer.exists():
+        say(f"FAILED --peer {options.peer} is not there; make it with: make trl-env")
+        return 1
+    options.peer = options.peer.absolute()
+    scratch = (options.folder or Path(tempfile.mkdtemp(prefix="rollart-vs-trl-"))).resolve()
+    scratch.mkdir(parents=True, exist_ok=True)
+    seconds, total_s = seconds_for(options)
+    cores = options.cores or sorted(os.sched_getaffinity(0))[:2]
+    say(f"about {total_s / 60:.1f} minutes: {seconds:.1f} s a measurement on cores {cores}, in {scratch}")
+    setting = Setting(
+        scratch=scratch, model=save_weights(scratch / "model"), cores=cores, seconds=seconds, warm_up=WARM_UP
+    )  # fmt: skip
+    try:
+        report = report_of(options, setting, say)
+    except PeerFailed as error:
+        say(f"FAILED {error}")
+        return 1
+    show(report, say)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.folder is None:
+        shutil.rmtree(scratch)
+    return 0 if all(one["met"] for one in report["cases"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
