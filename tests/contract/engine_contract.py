@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from rigs import EngineRig, until
 
+from rollart.control.weights import same_weights
 from rollart.core.types import Applied, Failure, Generation, RequestId, TurnRequest, Version
 
 FOREVER = float("inf")
@@ -30,7 +31,7 @@ async def serve(rig: EngineRig, version: Version) -> Applied:
     assert await rig.engine.prefetch(manifest) is None
     applied = await rig.engine.apply(version, kept="rebuild", pinned_deadline_s=FOREVER)
     assert isinstance(applied, Applied)
-    assert applied.fingerprint == manifest.fingerprint
+    assert same_weights(applied.fingerprint, manifest.fingerprint, rig.engine.info)
     return applied
 
 
@@ -255,6 +256,36 @@ async def the_book_tells_purposes_apart(rig: EngineRig) -> None:
     )
     sampled = rig.engine.book().sampled
     assert (sampled.get("train", 0), sampled.get("eval", 0)) == (5, 7)
+
+
+async def an_engine_that_slept_loses_no_turn_and_no_token(rig: EngineRig) -> None:
+    request = rig.request("going", max_tokens=rig.long_tokens)
+    turn = asyncio.create_task(rig.engine.generate(request))
+    await progress(rig, request, 3)
+    await rig.engine.sleep()
+    held = asyncio.create_task(rig.engine.generate(rig.request("held")))
+    await serve(rig, 1)
+    await rig.engine.sleep()
+    await rig.engine.wake()
+    answers = await asyncio.gather(turn, held)
+    assert [answer.finish for answer in answers] == ["length", "length"]
+    assert [answer.tokens.n_tokens for answer in answers] == [rig.long_tokens, 8]
+    assert [span.version for span in answers[0].tokens.spans] == [0, 1]
+    well_formed(answers[0], rig.long_tokens)
+    assert sum(rig.engine.book().sampled.values()) == rig.long_tokens + 8
+
+
+async def a_sleeping_engine_answers_aborts(rig: EngineRig) -> None:
+    request = rig.request("going", max_tokens=rig.long_tokens)
+    turn = asyncio.create_task(rig.engine.generate(request))
+    await progress(rig, request)
+    await rig.engine.sleep()
+    await rig.engine.abort([request.id])
+    answer = await turn
+    assert answer.finish == "aborted"
+    assert 0 < answer.tokens.n_tokens < rig.long_tokens
+    await rig.engine.wake()
+    assert (await rig.engine.generate(rig.request("after"))).finish == "length"
 
 
 async def a_lost_engine_fails_what_it_has_and_what_comes(rig: EngineRig) -> None:

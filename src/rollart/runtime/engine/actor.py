@@ -38,9 +38,10 @@ from rollart.runtime.actors import fetch
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import hf_config
 from rollart.runtime.payload import TokenPayload, ids_of
-from rollart.runtime.weights import BucketLocation, unpack
+from rollart.runtime.weights import BucketLocation, fingerprint, unpack
 from rollart.runtime.wire import Bell
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PROGRESS_S = 0.1
 """A poll answers at least this often: control aborts what can no longer be trained by what it knows of live requests."""
 PIECE_BYTES = 16 << 20
@@ -76,12 +77,18 @@ class EngineActor:
             max_live=config.max_live,
             kv_tokens=config.kv_tokens,
             prefill_tokens=config.prefill_tokens,
+            share_prefixes=config.share_prefixes,
+            path=config.path,
+            dtype=DTYPES[config.dtype],
+            device=_device(config.device),
         )
         self._answers: list[tuple[RequestId, Generation]] = []
         self._bell = Bell()
         self._work = asyncio.Event()
         self._ended = asyncio.Event()
         self._held: Version = -1
+        self._cast: tuple[str, str] | None = None
+        """Digests of the held version as it was handed over and as it was laid out; None where the two are the same."""
         self._prefetching = asyncio.Lock()
         self._stepping: asyncio.Task[None] | None = None
 
@@ -156,6 +163,10 @@ class EngineActor:
             for piece in _pieces(tensors):
                 self._core.stage(manifest.version, piece)
                 await asyncio.sleep(0)
+            self._cast = None
+            if any(tensor.dtype != self._core.dtype for tensor in tensors.values()):
+                handed = await asyncio.to_thread(fingerprint, tensors)
+                self._cast = handed, await asyncio.to_thread(self._core.staged_fingerprint)
             self._held = manifest.version
         return None
 
@@ -176,10 +187,35 @@ class EngineActor:
         # nothing here awaits, so no step comes in between
         self._collect(self._core.abort_pinned())
         self._collect(self._core.apply(version, kept=kept))
-        digest = self._core.fingerprint()
+        digest = self._served_digest()
         self._work.set()
         exposed_s = time.monotonic() - started if live else 0.0
         return Applied(fingerprint=Fingerprint(digest=digest), exposed_s=exposed_s, live_requests=live)
+
+    def _served_digest(self) -> str:
+        """The fingerprint of what is served, from the memory that the forward pass reads.
+
+        Where the engine's dtype is the trainer's this is the digest of that memory. Where tensors were cast it is the digest
+        of what was handed over, provided that the memory is bit for bit what the cast had made of it; otherwise the memory's
+        own, which no trainer has published. So a flipped bit is found either way.
+        """
+        live, (handed, laid_out) = self._core.fingerprint(), self._cast or ("", "")
+        return handed if live == laid_out else live
+
+    async def sleep(self) -> None:
+        """Give memory back between two steps; requests are held until `wake`."""
+        self._core.sleep()
+        self._work.set()
+
+    async def wake(self) -> None:
+        self._core.wake()
+        self._work.set()
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise EngineError("engine.device=cuda, but torch finds no CUDA device in this process; use engine.device=cpu")
+    return torch.device(wanted)
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

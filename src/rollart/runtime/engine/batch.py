@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollart.runtime.engine.cache import Ints, KVCache
+from rollart.runtime.engine.cache import Ints, KVCache, on_device
 
 WIDTH_WASTE = 2
 """Chunks shorter than 1/2 of a group's widest start a new group: padding costs at most as much as the work itself."""
@@ -107,9 +107,9 @@ def pack(
     if n_tokens != len(slots) or not complete.all():
         last, done, last_groups = _last(slots[complete], ends[complete], (first + widths - 1)[complete], stairs)
     return Batch(
-        ids=_tensor(token_table[token_slots, positions], device),
-        positions=_tensor(positions, device),
-        write=_tensor(cache.write_index(token_slots, positions), device),
+        ids=on_device(token_table[token_slots, positions], device),
+        positions=on_device(positions, device),
+        write=on_device(cache.write_index(token_slots, positions), device),
         groups=groups,
         last=last,
         last_groups=last_groups,
@@ -125,7 +125,7 @@ def _last(slots: Ints, ends: Ints, tokens: Ints, stairs: Tensor) -> tuple[Tensor
     parts = _by_reach(np.arange(len(slots)), slots, ends, 1)
     order = _joined(parts)
     slots, ends = slots[order], ends[order]
-    return _tensor(tokens[order], stairs.device), slots, _groups(parts, slots, ends, ones, ends - 1, stairs)
+    return on_device(tokens[order], stairs.device), slots, _groups(parts, slots, ends, ones, ends - 1, stairs)
 
 
 def _alike(slots: Ints, starts: Ints, widths: Ints) -> list[Part]:
@@ -195,7 +195,7 @@ def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, pos
         memory = slice(int(slots[0]), int(slots[0]) + rows)
     else:
         rows, place = n_rows, np.arange(n_rows)
-        memory = _tensor(slots, stairs.device)
+        memory = on_device(slots, stairs.device)
     spread = collect = None
     if rows * width != n_tokens:
         # Holes of a slice, and places past a row's end, stand for a token that exists; their output is not collected.
@@ -212,7 +212,7 @@ def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, pos
     mask = None
     if width > 1 or positions.min() != reach - 1:
         windows = stairs.unfold(0, reach, 1)
-        chosen = windows.index_select(0, _tensor(len(stairs) // 2 - 1 - positions, stairs.device))
+        chosen = windows.index_select(0, on_device(len(stairs) // 2 - 1 - positions, stairs.device))
         mask = chosen.view(rows, 1, width, reach)
     return Group(
         tokens=tokens,
@@ -220,12 +220,7 @@ def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, pos
         width=width,
         reach=reach,
         memory=memory,
-        spread=None if spread is None else _tensor(spread, stairs.device),
-        collect=None if collect is None else _tensor(collect, stairs.device),
+        spread=None if spread is None else on_device(spread, stairs.device),
+        collect=None if collect is None else on_device(collect, stairs.device),
         mask=mask,
     )
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device)

@@ -10,12 +10,14 @@ addressed only through `write_index` and `read`, so that blocks can take the pla
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollart.runtime.engine.shape import ModelShape
+from rollart.runtime.engine.shape import Sizes
 
 Ints = NDArray[np.int64]
 
@@ -23,7 +25,7 @@ Ints = NDArray[np.int64]
 class KVCache:
     """Starts without memory; `repack` gives it some."""
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: Sizes, dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
         self._heads = np.arange(shape.kv_heads)
         self.slots = 0
@@ -33,7 +35,7 @@ class KVCache:
 
     def repack(self, kept: Ints, slots: int, capacity: int) -> None:
         """Move the rows `kept` to slots 0, 1, .. of new memory; tokens past `capacity` are lost, other rows too."""
-        rows = torch.from_numpy(kept).to(self._device)
+        rows = on_device(kept, self._device)
         shared = min(capacity, self.capacity)
         size = (slots, self._shape.kv_heads, capacity, self._shape.head_dim)
         for tensors in (self.keys, self.values):
@@ -42,7 +44,7 @@ class KVCache:
                 if len(kept):
                     new[: len(kept), :, :shared] = tensors[layer][rows, :, :shared]
                     tensors[layer] = new
-                elif self.slots:
+                elif layer < len(tensors):
                     tensors[layer] = new
                 else:
                     tensors.append(new)
@@ -52,6 +54,12 @@ class KVCache:
         """Zero all memory, after values that are not finite may have been written."""
         for tensor in (*self.keys, *self.values):
             tensor.zero_()
+
+    def copy(self, source: int, slots: list[int], start: int, stop: int) -> None:
+        """Give `slots` the keys and values that `source` has of tokens `start` to `stop`."""
+        rows = on_device(np.array(slots), self._device)
+        for tensor in (*self.keys, *self.values):
+            tensor[rows, :, start:stop] = tensor[source, :, start:stop]
 
     def write_index(self, slots: Ints, positions: Ints) -> Ints:
         """Where tokens at `positions` of `slots` go, (n * kv_heads,): rows of a layer's memory seen as (.., head_dim)."""
@@ -71,3 +79,9 @@ class KVCache:
         if isinstance(rows, slice):
             return keys[rows], values[rows]
         return keys.index_select(0, rows), values.index_select(0, rows)
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array where it is computed with; a transfer that the host does not wait for where that is another device."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -34,13 +34,13 @@ from rollart.core.types import (
     Version,
 )
 from rollart.runtime.engine.admission import WaitingRoom, refusal
-from rollart.runtime.engine.batch import Batch, pack, staircase
+from rollart.runtime.engine.backend import Path, backend_for
+from rollart.runtime.engine.batch import Batch, pack
 from rollart.runtime.engine.cache import Ints, KVCache
-from rollart.runtime.engine.live_weights import LiveWeights
-from rollart.runtime.engine.model import Decoder
+from rollart.runtime.engine.named_weights import NamedWeights
 from rollart.runtime.engine.sampler import draw
-from rollart.runtime.engine.shape import shape_of
 from rollart.runtime.engine.slots import Row, SlotKey, SlotTable
+from rollart.runtime.engine.steps import next_step, take_over
 from rollart.runtime.payload import TokenPayload, ids_of
 from rollart.runtime.weights import fingerprint
 
@@ -63,26 +63,31 @@ class EngineCore:
         max_live: int,
         kv_tokens: int,
         prefill_tokens: int,
+        share_prefixes: bool = True,
+        path: Path = "auto",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
         """`max_live` requests are decoded together; `kv_tokens` bounds the cache, idle trajectories included;
-        `prefill_tokens` bounds the tokens of a step apart from those of decoding rows (one each)."""
+        `prefill_tokens` bounds the tokens of a step apart from those of decoding rows (one each); `share_prefixes`: what
+        siblings of a group begin with alike is computed once."""
         if min(max_live, kv_tokens, prefill_tokens) < 1:
             raise EngineError(
                 f"max_live={max_live}, kv_tokens={kv_tokens}, prefill_tokens={prefill_tokens}: each must be 1 or more"
             )
-        self.shape = shape_of(hf_config)
+        self._device = torch.device(device)
+        self._backend = backend_for(hf_config, path, dtype, self._device)
+        self.shape = self._backend.sizes
+        self.dtype = dtype
         self.version: Version = 0
         self._max_live, self._kv_tokens, self._prefill_tokens = max_live, kv_tokens, prefill_tokens
-        self._dtype, self._device = dtype, torch.device(device)
-        self._decoder = Decoder(self.shape, self._device)
+        self._share = share_prefixes
         self._cache = KVCache(self.shape, dtype, self._device)
-        self._stairs = staircase(self.shape.max_positions, dtype, self._device)
         self._table = SlotTable(PURPOSES, kv_tokens)
-        self._weights: LiveWeights | None = None
-        self._staged: tuple[Version, LiveWeights] | None = None
-        self._spare: LiveWeights | None = None
+        self._weights: NamedWeights | None = None
+        self._staged: tuple[Version, NamedWeights] | None = None
+        self._spare: NamedWeights | None = None
+        self.asleep = False
         self._rows: dict[RequestId, Row] = {}
         self._waiting = WaitingRoom()
         self._ending: dict[RequestId, tuple[Finish, Failure | None]] = {}
@@ -94,7 +99,7 @@ class EngineCore:
     # --- weights --------------------------------------------------------------------------------------------------
 
     def load(self, version: Version, tensors: Mapping[str, Tensor]) -> None:
-        """The initial weights: all tensors of the model's state_dict, in the engine's dtype."""
+        """The initial weights: all tensors of the model's state_dict, in fp32 or the engine's dtype."""
         if self._weights is not None:
             raise EngineError(f"version {self.version} is loaded already; use stage and apply for version {version}")
         self.stage(version, tensors)
@@ -108,7 +113,7 @@ class EngineCore:
         """
         if self._staged is None or self._staged[0] != version:
             reused = self._staged[1] if self._staged else self._spare
-            weights = reused or LiveWeights(self.shape, self._dtype, self._device)
+            weights = reused or self._backend.new_weights()
             weights.missing = set(weights.named)
             self._staged, self._spare = (version, weights), None
         self._staged[1].put(tensors)
@@ -136,7 +141,7 @@ class EngineCore:
         aborted = [self._answer(row, "aborted") for row in sampling] if kept == "abort" else []
         for slot in self._table.live():
             self._row(slot).close_span(int(self._table.length[slot] - self._table.n_context[slot]), self.version)
-        self._weights, self._spare, self._staged = self._staged[1], self._weights, None
+        self._weights, self._spare, self._staged = self._staged[1], None if self.asleep else self._weights, None
         self.version = version
         self._table.invalidate()
         for row, why in self._waiting.sort_again(version):
@@ -155,7 +160,14 @@ class EngineCore:
     @torch.inference_mode()
     def fingerprint(self) -> str:
         """Bitwise digest of the weights that are served, from the memory that the forward pass reads."""
-        return fingerprint({name: tensor.cpu() for name, tensor in self._live_weights().tensors().items()})
+        return _digest(self._live_weights())
+
+    @torch.inference_mode()
+    def staged_fingerprint(self) -> str:
+        """The same of what is staged, as it is laid out and cast. Raises EngineError when nothing is."""
+        if self._staged is None:
+            raise EngineError("nothing is staged; stage a version first")
+        return _digest(self._staged[1])
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -185,8 +197,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything. Requests held for a newer version are no work."""
-        return bool(self._ending or self._waiting.n_ready or self._table.n_live)
+        """Whether a step would do anything. Requests held for a newer version, or while it sleeps, are no work."""
+        return bool(self._ending or (not self.asleep and (self._waiting.n_ready or self._table.n_live)))
 
     @property
     def live_count(self) -> int:
@@ -208,6 +220,23 @@ class EngineCore:
         sampled = {purpose: int(n) for purpose, n in zip(PURPOSES, self._sampled, strict=True)}
         return EngineBook(sampled=sampled, live=live, rebuilt_tokens=self._rebuilt_tokens)
 
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Give back the cache, and the weights that are neither served nor staged. Requests are held until `wake`, what they
+        have sampled is kept; aborts are answered. Idempotent."""
+        for slot in self._table.live():
+            self._preempt(self._row(slot))
+        self._cache.repack(self._table.repack(0, 0), 0, 0)
+        self._spare = None
+        self.asleep = True
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Go on: held requests are admitted again and their cache is rebuilt. Idempotent."""
+        self.asleep = False
+
     # --- a step ---------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -224,33 +253,18 @@ class EngineCore:
             return answers
         weights = self._live_weights()
         batch = self._next_batch()
-        logits = self._decoder.forward(weights, self._cache, batch)
+        logits = self._backend.forward(weights, self._cache, batch)
         return answers if logits is None else answers + self._sample(batch.complete, logits)
 
     def _next_batch(self) -> Batch:
-        """What each live row computes now: decoding rows their one token, others their prompts within the budget."""
+        """What siblings have is copied, what is left for this step is laid out."""
         table = self._table
-        slots = table.live()
-        starts = table.computed[slots]
-        todo = table.length[slots] - starts
-        widths = todo
-        prompts = np.flatnonzero(todo > 1)
-        if todo[prompts].sum() > self._prefill_tokens:
-            prompts = prompts[np.lexsort((table.arrival[slots[prompts]], -table.priority[slots[prompts]]))]
-            before = np.cumsum(todo[prompts]) - todo[prompts]
-            widths = todo.copy()
-            widths[prompts] = np.minimum(np.maximum(self._prefill_tokens - before, 0), todo[prompts])
-            chosen = widths > 0
-            slots, starts, todo, widths = slots[chosen], starts[chosen], todo[chosen], widths[chosen]
-        ends = starts + widths
-        known, context = table.known[slots], table.n_context[slots]
-        again = np.maximum(np.minimum(ends, known) - starts, 0)
-        table.rebuilt[slots] += again
-        self._rebuilt_tokens += int(again.sum())
-        table.prefilled[slots] += np.maximum(np.minimum(ends, context) - np.maximum(starts, known), 0)
-        table.known[slots] = np.maximum(known, ends)
-        table.computed[slots] = ends
-        return pack(self._cache, table.ids, slots, starts, widths, widths == todo, self._stairs)
+        if self._share:
+            for (source, start, stop), slots in take_over(table).items():
+                self._cache.copy(source, slots, start, stop)
+        step = next_step(table, self._prefill_tokens, share=self._share)
+        self._rebuilt_tokens += step.rebuilt_tokens
+        return pack(self._cache, table.ids, step.slots, step.starts, step.widths, step.complete, self._backend.stairs)
 
     def _sample(self, slots: Ints, logits: Tensor) -> list[Answer]:
         """Append one token to each of `slots`; answers for those that end with it."""
@@ -322,14 +336,17 @@ class EngineCore:
         capacity = self._capacity_for(need, len(live))
         stay = self._kv_tokens // capacity
         for slot in live[np.lexsort((table.arrival[live], -table.priority[live]))][stay:]:
-            row = self._row(slot)
-            table.release(row)
-            row.close_span(len(row.logprobs), self.version)
-            self._waiting.put(row, self.version)
+            self._preempt(self._row(slot))
         self._repack(capacity)
 
+    def _preempt(self, row: Row) -> None:
+        """Its slot goes; its tokens and their versions stay with it until there is room."""
+        self._table.release(row)
+        row.close_span(len(row.logprobs), self.version)
+        self._waiting.put(row, self.version)
+
     def _admit(self) -> None:
-        while self._table.n_live < self._max_live:
+        while self._table.n_live < self._max_live and not self.asleep:
             row = self._waiting.first()
             if row is None or not self._make_room(len(row.ids) + 1):
                 return
@@ -369,10 +386,14 @@ class EngineCore:
         assert row is not None
         return row
 
-    def _live_weights(self) -> LiveWeights:
+    def _live_weights(self) -> NamedWeights:
         if self._weights is None:
             raise EngineError("no weights are loaded; call load first")
         return self._weights
+
+
+def _digest(weights: NamedWeights) -> str:
+    return fingerprint({name: tensor.cpu() for name, tensor in weights.tensors().items()})
 
 
 def _rounded(tokens: int) -> int:

@@ -1,7 +1,6 @@
 """The weights that are served: a few fused matrices, seen as the tensors of a Hugging Face `state_dict`.
 
-Owns the memory of one set of weights. Invariant: `named[name]` is a view of the memory that the forward pass reads, so what
-`tensors` returns, and a fingerprint of it, is what is served and not a copy kept beside it.
+Owns the memory of one set of weights of the fast path.
 
 Queries, keys and values are one matrix, gate and up another: one product each instead of three and two. Inside a head the
 two halves that the rotation pairs, i and i + head_dim/2, lie next to each other, so that a pair is one complex number
@@ -10,13 +9,13 @@ and the rotation one product; queries and keys are permuted alike, which leaves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rollart.core.errors import EngineError
+from rollart.runtime.engine.named_weights import NamedWeights
 from rollart.runtime.engine.shape import ModelShape
 
 
@@ -36,49 +35,21 @@ class Layer:
     down: Tensor
 
 
-class LiveWeights:
+class LiveWeights(NamedWeights):
     """One set of weights of `shape`, uninitialised until every name has been put."""
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
         def new(*size: int) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
+        super().__init__(shape.family, dtype)
         self._shape = shape
-        self.named: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
-        """name -> (view of live memory, the shape it has in the state_dict)."""
-        self.missing: set[str] = set()
         self.embed = self._name("model.embed_tokens.weight", new(shape.vocab, shape.hidden))
         self.layers = [self._layer(f"model.layers.{index}.", new) for index in range(shape.layers)]
         self.norm = self._name("model.norm.weight", new(shape.hidden))
         self.head = self.embed if shape.tied else self._name("lm_head.weight", new(shape.vocab, shape.hidden))
+        self.aliases = {"lm_head.weight": "model.embed_tokens.weight"} if shape.tied else {}
         self.missing = set(self.named)
-
-    def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy some of the tensors in. Raises EngineError for an unknown name, a wrong shape or another dtype."""
-        for name, tensor in tensors.items():
-            if name == "lm_head.weight" and self._shape.tied:
-                _check_tied(tensor, tensors.get("model.embed_tokens.weight"))
-                continue
-            if name not in self.named:
-                raise EngineError(
-                    f"tensor {name!r} is not part of this {self._shape.family} model; "
-                    f"it has {len(self.named)} tensors, among them {min(self.named)!r}"
-                )
-            view, size = self.named[name]
-            if tuple(tensor.shape) != size or tensor.dtype != view.dtype:
-                raise EngineError(
-                    f"tensor {name!r} is {tuple(tensor.shape)} {tensor.dtype}; this engine needs {size} {view.dtype}"
-                )
-            view.copy_(tensor.reshape(view.shape))
-            self.missing.discard(name)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The live weights under their Hugging Face names and shapes (copies where the layout differs)."""
-        return {name: view.reshape(size) for name, (view, size) in self.named.items()}
-
-    def _name(self, name: str, view: Tensor, size: tuple[int, ...] | None = None) -> Tensor:
-        self.named[name] = (view, size or tuple(view.shape))
-        return view
 
     def _paired(self, name: str, rows: Tensor, heads: int) -> None:
         """Name rows that are stored pair by pair and travel half by half."""
@@ -114,12 +85,4 @@ class LiveWeights:
             mlp_norm=self._name(f"{prefix}post_attention_layernorm.weight", new(shape.hidden)),
             gate_up=gate_up,
             down=self._name(f"{mlp}down_proj.weight", new(shape.hidden, shape.ffn)),
-        )
-
-
-def _check_tied(head: Tensor, embed: Tensor | None) -> None:
-    if embed is None or not (head.data_ptr() == embed.data_ptr() or torch.equal(head, embed)):
-        raise EngineError(
-            "this model ties its output matrix to the embedding, but lm_head.weight came without an equal "
-            "model.embed_tokens.weight; publish the embedding only"
         )

@@ -101,10 +101,23 @@ class RemoteEngine:
         raise EngineError("this engine takes no limits while it runs: set engine.max_live and engine.kv_tokens")
 
     async def sleep(self) -> None:
-        raise EngineError("this engine cannot give its memory back while it runs")
+        """Its cache is given back, requests are held, also those that come; the served weights stay."""
+        _done(await call("engine", self._actor.sleep.remote()))
 
     async def wake(self, degrees: Degrees | None = None) -> None:
-        raise EngineError("this engine never sleeps, so it cannot be woken")
+        """Held requests go on, their cache is rebuilt. Raises EngineError for degrees other than the engine's."""
+        if degrees is not None and degrees != self.info.degrees:
+            raise EngineError(
+                f"{self.info.id} has {self.info.degrees} and cannot wake with {degrees}: it keeps its weights while it "
+                "sleeps; release its lease and acquire one of those degrees"
+            )
+        _done(await call("engine", self._actor.wake.remote()))
+
+
+def _done(outcome: object) -> None:
+    """A lost engine has no memory to give back; its loss is told elsewhere."""
+    if isinstance(outcome, Failure) and outcome.kind != "lost":
+        raise EngineError(outcome.detail)
 
 
 def _failed(why: Failure) -> Generation:

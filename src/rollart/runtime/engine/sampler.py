@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollart.runtime.engine.cache import on_device
+
 # Constants of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -70,14 +72,24 @@ def draw(
     when no row truncates, and 0 (log of 1) for rows that do not. A row whose logits are not finite gets a log-probability
     that is not finite; its id is then meaningless.
     """
-    logits, drawn = logits.float(), torch.from_numpy(uniform).to(logits.device)[:, None]
+    logits, drawn = logits.float(), on_device(uniform, logits.device)[:, None]
     if special is not None:
-        logits = logits / torch.from_numpy(special.temperature).to(logits.device)[:, None]
+        logits = logits / on_device(special.temperature, logits.device)[:, None]
     logprobs = logits.log_softmax(-1)
     below = logprobs.exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(below, drawn * below[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
     log_kept = None if special is None else _apply_special(tokens, logits, logprobs, drawn, special)
-    return tokens[:, 0].cpu().numpy(), logprobs.gather(1, tokens)[:, 0].cpu().numpy(), log_kept
+    chosen, scores = _to_host(tokens, logprobs.gather(1, tokens))
+    return chosen, scores, log_kept
+
+
+def _to_host(tokens: Tensor, logprobs: Tensor) -> tuple[NDArray[np.int64], Floats]:
+    """Both (n, 1) as (n,) arrays; from a device in one transfer, the one wait of a step."""
+    if tokens.device.type == "cpu":
+        return tokens[:, 0].numpy(), logprobs[:, 0].numpy()
+    # float64 holds every token id and every float32 exactly.
+    both = torch.cat([tokens.double(), logprobs.double()], 1).cpu().numpy()
+    return both[:, 0].astype(np.int64), both[:, 1].astype(np.float32)
 
 
 def _apply_special(
@@ -86,11 +98,11 @@ def _apply_special(
     """Draw greedy and truncated rows again, into `tokens` (n, 1); log kept mass if any row truncates."""
     greedy, truncated = np.flatnonzero(special.greedy), np.flatnonzero(special.truncates)
     if len(greedy):
-        rows = torch.from_numpy(greedy).to(tokens.device)
+        rows = on_device(greedy, tokens.device)
         tokens[rows] = logits[rows].argmax(-1, keepdim=True)
     if not len(truncated):
         return None
-    rows = torch.from_numpy(truncated).to(tokens.device)
+    rows = on_device(truncated, tokens.device)
     tokens[rows], kept = _draw_truncated(logprobs[rows], uniform[rows], special, truncated)
     log_kept = np.zeros(len(tokens), np.float32)
     log_kept[truncated] = kept.cpu().numpy()
@@ -107,9 +119,9 @@ def _draw_truncated(
     """
     device, vocab = logprobs.device, logprobs.shape[1]
     top_k = np.where(special.top_k[rows] > 0, np.minimum(special.top_k[rows], vocab), vocab)
-    limit_k = torch.from_numpy(top_k).to(device)[:, None]
-    top_p = torch.from_numpy(special.top_p[rows]).to(device)[:, None]
-    min_p = torch.from_numpy(special.min_p[rows]).to(device)[:, None]
+    limit_k = on_device(top_k, device)[:, None]
+    top_p = on_device(special.top_p[rows], device)[:, None]
+    min_p = on_device(special.min_p[rows], device)[:, None]
     ranked, ids = logprobs.sort(stable=True, dim=-1, descending=True)
     mass = ranked.double().exp_()
     below = mass.cumsum(-1)

@@ -7,11 +7,26 @@ computes it; every option that would change the mathematics and is not implement
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rollart.core.errors import EngineError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+class Sizes(Protocol):
+    """What the cache and the engine need to know of a model. Sizes are in elements, `max_positions` in tokens."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

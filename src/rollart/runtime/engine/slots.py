@@ -71,6 +71,8 @@ class SlotTable:
         self._ghost_tokens = 0
         self._ghosts: OrderedDict[SlotKey, NDArray[np.int32]] = OrderedDict()
         self._idle: dict[SlotKey, int] = {}
+        self._groups: dict[str, set[int]] = {}
+        """Slots, live or idle, of the trajectories of a group."""
         self._tick = 0
         self.n_live = 0
         self.rows: list[Row | None] = []
@@ -126,6 +128,19 @@ class SlotTable:
             min_p=self.min_p[slots],
         )
 
+    def siblings(self, slot: int) -> Ints:
+        """Other slots of the same group, rising; empty for a trajectory that belongs to none."""
+        key = self.keys[slot]
+        group = self._groups.get(_group(key), set()) if key is not None else set()
+        return np.array(sorted(group - {slot}), np.int64)
+
+    def common(self, slot: int, others: Ints) -> Ints:
+        """How many leading tokens of a slot each of the others has too; the slot's last token is not counted."""
+        n = int(self.length[slot]) - 1
+        unlike = self.ids[others, :n] != self.ids[slot, :n]
+        first: Ints = np.where(unlike.any(1), unlike.argmax(1), n)
+        return np.minimum(first, self.length[others])
+
     # --- rows come and go ---------------------------------------------------------------------------------------
 
     def admit(self, row: Row) -> None:
@@ -152,6 +167,7 @@ class SlotTable:
         self.purpose[slot] = self._purposes.index(row.request.purpose)
         self._set_sampling(slot, row.request.sampling)
         self.rows[slot], self.keys[slot], row.slot = row, row.key, slot
+        self._join(slot)
         self.n_live += 1
 
     def release(self, row: Row) -> None:
@@ -206,7 +222,15 @@ class SlotTable:
         for slot, row in enumerate(self.rows):
             if row is not None:
                 row.slot = slot
+        self._groups = {}
+        for slot in range(len(kept)):
+            self._join(slot)
         return kept
+
+    def _join(self, slot: int) -> None:
+        key = self.keys[slot]
+        if key is not None and (group := _group(key)):
+            self._groups.setdefault(group, set()).add(slot)
 
     def _take_slot(self) -> int:
         free = np.flatnonzero(self.state == FREE)
@@ -235,6 +259,11 @@ class SlotTable:
         return ghost
 
     def _free(self, slot: int) -> None:
+        key = self.keys[slot]
+        if key is not None and (members := self._groups.get(_group(key))):
+            members.discard(slot)
+            if not members:
+                del self._groups[_group(key)]
         self.state[slot], self.keys[slot] = FREE, None
         self.length[slot] = self.computed[slot] = self.known[slot] = 0
 
@@ -247,6 +276,11 @@ class SlotTable:
         self.top_k[slot], self.top_p[slot], self.min_p[slot] = sampling.top_k, sampling.top_p, sampling.min_p
         self.stop[slot] = -1
         self.stop[slot, : len(sampling.stop_ids)] = sampling.stop_ids
+
+
+def _group(key: SlotKey) -> str:
+    """The trajectory's id without its member; empty for one that belongs to no group."""
+    return key.traj.rpartition("/")[0]
 
 
 def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

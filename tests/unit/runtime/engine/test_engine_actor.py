@@ -15,6 +15,7 @@ import ray
 import torch
 
 from rollart.config.schema import EngineConfig, ScratchModel
+from rollart.core.errors import EngineError
 from rollart.core.types import Failure, Generation, RequestId, Version
 from rollart.runtime.engine.actor import PIECE_BYTES, EngineActor, _pieces
 from rollart.runtime.models import build_model, hf_config, named_weights
@@ -70,6 +71,40 @@ def test_weights_are_unpacked_aside_from_the_loop_that_steps() -> None:
         assert threading.current_thread() not in readers
 
     asyncio.run(main())
+
+
+def test_an_fp32_trainers_weights_are_cast_and_the_fingerprint_is_of_what_was_handed_over() -> None:
+    async def main() -> None:
+        actor = EngineActor(MODEL, VOCAB, EngineConfig(max_live=4, kv_tokens=64, dtype="bf16"))
+        for version in (0, 1, 2):
+            tensors = named_weights(build_model(hf_config(MODEL, VOCAB), seed=version))
+            index, buckets = pack(tensors, 1000)
+            await actor.prefetch(manifest(version, index, buckets, fingerprint(tensors)))
+            if version == 2:
+                _flip_a_bit(actor)
+                assert await _applied(actor, version) != fingerprint(tensors)
+            else:
+                assert await _applied(actor, version) == fingerprint(tensors)
+        rounded = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+        index, buckets = pack(rounded, 1000)
+        await actor.prefetch(manifest(3, index, buckets, fingerprint(rounded)))
+        assert await _applied(actor, 3) == fingerprint(rounded), "bitwise where nothing is cast"
+
+    asyncio.run(main())
+
+
+def _flip_a_bit(actor: EngineActor) -> None:
+    """In the memory that the forward pass will read."""
+    staged = actor._core._staged
+    assert staged is not None
+    view, _ = staged[1].named["model.norm.weight"]
+    view.view(torch.int16)[3] ^= 1
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(EngineError, match=r"engine\.device=cuda"):
+            EngineActor(MODEL, VOCAB, EngineConfig(device="cuda"))
 
 
 async def _applied(actor: EngineActor, version: Version) -> str:

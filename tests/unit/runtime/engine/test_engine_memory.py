@@ -124,3 +124,43 @@ def test_what_is_remembered_of_evicted_trajectories_is_bounded() -> None:
         one(core, request(f"t{n}", random_ids(50, n), max_tokens=1))
     remembered = sum(map(len, core._table._ghosts.values()))
     assert remembered == core._table._ghost_tokens <= 4 * 128
+
+
+def test_a_sleeping_engine_holds_no_cache_and_goes_on_where_it_stopped() -> None:
+    core, context = engine(1), random_ids(30)
+    one(core, request("idle", context))
+    update(core, 2)
+    core.submit([request("going", context, max_tokens=20), request("aborted", context, max_tokens=20)])
+    for _ in range(5):
+        core.step()
+    core.sleep()
+    core.sleep()
+    assert (held(core), core._spare, core.has_work, core.live_count) == (0, None, False, 0)
+    assert all(tensor.numel() == 0 for tensor in (*core._cache.keys, *core._cache.values))
+    core.submit([request("held", context)])
+    core.abort([request("aborted", context).id])
+    assert core.has_work
+    ((_, aborted),) = core.step()
+    assert (aborted.finish, aborted.tokens.n_tokens, core.has_work, core.waiting_count) == ("aborted", 5, False, 2)
+    assert core.step() == []
+    core.wake()
+    answers = by_traj(core)
+    assert ids(answers["going"]) == ids(one(engine(2), request("going", context, max_tokens=20)))
+    assert (answers["going"].prefilled_tokens, answers["going"].rebuilt_tokens) == (30, 34)
+    assert ids(answers["held"]) == ids(one(engine(2), request("held", context)))
+    again = one(core, request("idle", context, part=1))
+    assert (again.prefilled_tokens, again.rebuilt_tokens) == (0, 30), "what was kept before is known, not cached"
+
+
+def test_weights_that_come_to_a_sleeping_engine_are_served_when_it_wakes() -> None:
+    core, context = engine(1), random_ids(30)
+    core.submit([request("t", context, max_tokens=10)])
+    for _ in range(4):
+        core.step()
+    core.sleep()
+    update(core, 2)
+    assert core._spare is None
+    core.wake()
+    answer = by_traj(core)["t"]
+    assert [(span.version, span.n_tokens) for span in answer.tokens.spans] == [(1, 4), (2, 6)]
+    assert mismatch(context, answer) < 1e-5

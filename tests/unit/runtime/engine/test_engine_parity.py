@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ MODELS = [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False)]
 CLOSE = 1e-5
 """Mean |difference| of log-probabilities in fp32."""
 NEAR_TIE = 1e-4
+BF16_CLOSE = 0.05
+"""The same with 8 bits of mantissa: a few of its steps of 2^-8 at logits around 1."""
 
 
 @pytest.mark.parametrize(("family", "tied"), MODELS)
@@ -167,3 +170,18 @@ def test_weights_that_do_not_fit_are_refused_by_name() -> None:
     with pytest.raises(EngineError, match="ties its output matrix"):
         load(good | {"lm_head.weight": good["model.embed_tokens.weight"] + 1})
     load(good | {"lm_head.weight": good["model.embed_tokens.weight"].clone()})
+
+
+@pytest.mark.parametrize("path", ["fast", "transformers"])
+def test_bf16_weights_give_the_logprobs_of_the_bf16_model_in_fp32(path: str) -> None:
+    core = EngineCore(config(), max_live=8, kv_tokens=1024, prefill_tokens=64, dtype=torch.bfloat16, path=path)  # type: ignore[arg-type]
+    core.load(1, weights(1))
+    rounded = copy.deepcopy(model(1)).bfloat16()
+    assert core.fingerprint() == fingerprint({name: tensor.bfloat16() for name, tensor in weights(1).items()})
+    context = random_ids(30)
+    answer = one(core, request("t", context, max_tokens=20))
+    got, wanted = logprobs(answer), trainer_logprobs(rounded, [*context, *ids(answer)])[29:]
+    assert got.dtype == np.float32
+    assert len(np.unique(np.abs(got) % 2**-8)) > 2, "not rounded to bf16"
+    assert np.abs(got - wanted).mean() < BF16_CLOSE
+    assert mismatch(context, answer) < BF16_CLOSE, "nor far from the fp32 model's"

@@ -1,0 +1,51 @@
+"""The sides of benchmarks/engine.py: the bare loop computes what the model computes, and a workload is what it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from benchmark_modules import loaded
+from rollart.config.schema import ScratchModel
+from rollart.runtime.engine.core import EngineCore
+from rollart.runtime.models import build_model, hf_config, named_weights
+
+bare_loop, sides = loaded("engine_bare_loop"), loaded("engine_sides")
+MODEL = ScratchModel(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, max_positions=128)
+CONFIG = hf_config(MODEL, 48)
+SIZES = {"vocab": 48, "rows": 6, "group": 3, "prompt": 12, "turns": 3, "observation": 5, "new": 7}
+
+
+def test_the_bare_loop_samples_under_the_model_over_two_turns() -> None:
+    model = build_model(CONFIG, seed=0)
+    loop = bare_loop.BareLoop(CONFIG, named_weights(model), 3, 40)
+    prompts, more = torch.randint(0, 48, (3, 10)), torch.randint(0, 48, (3, 4))
+    first, first_scores = loop.generate(prompts, 6)
+    second, second_scores = loop.generate(torch.cat([first[:, -1:], more], 1), 5, 15)
+    whole = torch.cat([prompts, first, more, second], 1)
+    with torch.no_grad():
+        scores = model(whole).logits[:, :-1].log_softmax(-1).gather(2, whole[:, 1:, None])[:, :, 0]
+    assert torch.allclose(scores[:, 9:15], first_scores, atol=1e-5)
+    assert torch.allclose(scores[:, 19:], second_scores, atol=1e-5)
+
+
+def test_a_ragged_workload_has_other_lengths_and_siblings_have_one_prompt() -> None:
+    equal, ragged = (sides.workload(**SIZES, ragged=ragged) for ragged in (False, True))
+    assert (equal.lockstep, ragged.lockstep) == (True, False)
+    assert (equal.n_tokens, equal.longest) == (6 * 3 * 7, 12 + 2 * 5 + 3 * 7)
+    for work in (equal, ragged):
+        assert all(np.array_equal(work.prompts[row], work.prompts[row // 3 * 3]) for row in range(6))
+
+
+def test_every_side_samples_the_workload() -> None:
+    model = build_model(CONFIG, seed=0)
+    core = EngineCore(CONFIG, max_live=6, kv_tokens=1024, prefill_tokens=64)
+    core.load(0, named_weights(model))
+    equal, ragged = (sides.workload(**SIZES, ragged=ragged) for ragged in (False, True))
+    for work in (equal, ragged):
+        before = sum(core.book().sampled.values())
+        assert sides.Ours(core)(work) > 0.0
+        assert sum(core.book().sampled.values()) - before == work.n_tokens
+        assert sides.generate(model, "dynamic", reuse=work.lockstep)(work) > 0.0
+    assert sides.generate(model, "static", reuse=True)(equal) > 0.0
+    assert sides.bare(CONFIG, named_weights(model))(equal) > 0.0
