@@ -1,17 +1,21 @@
-"""Limits at their edge: how many versions stay and how they follow each other, a deadline that leaves no time for a try."""
+"""Small promises that only their edges show: how many versions stay, a deadline that leaves no time, what greedy means."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
 from rollart.control.fleet import RESEND_PAUSE_S
+from rollart.control.groups import OPENINGS_PER_TURN
+from rollart.control.run import evaluate
 from rollart.control.weights import VERSIONS_KEPT, VersionBook
 from rollart.core.errors import RunFailed, StoreError, failure
-from rollart.core.types import Failure, Manifest, Version
+from rollart.core.types import Failure, Manifest, TurnRequest, Version
 from rollart.sim.engine import EngineModel
-from rollart.sim.world import SimCluster
+from rollart.sim.loop import run as run_virtually
+from rollart.sim.world import SimCluster, world
 from simruns import a_config, a_task, simulate
 
 
@@ -86,3 +90,34 @@ def test_a_turn_whose_deadline_comes_with_the_pause_is_not_sent_again(more_s: fl
     assert sim.error.failure.kind == "raised"
     [first, *_] = sim.of("traj_finished", status="failed")
     assert first["t"] == pytest.approx(more_s)
+
+
+def test_an_evaluation_is_sampled_as_training_or_greedy() -> None:
+    seen: set[tuple[str, float]] = set()
+
+    def length(request: TurnRequest) -> int:
+        seen.add((request.purpose, request.sampling.temperature))
+        return request.max_tokens
+
+    tasks = [a_task(held_out=2)]
+    config = a_config(tasks, eval={"episodes": 2, "greedy": True}, schedule={"steps": 1}, sampling={"temperature": 0.7})
+    sim = simulate(config, tasks, SimCluster(engine=EngineModel(length=length)))
+    assert sim.error is None
+    assert seen == {("train", 0.7), ("eval", 0.7), ("eval", 0.0)}
+
+
+def test_weights_that_are_only_scored_train_no_step() -> None:
+    tasks = [a_task(instances=3, held_out=2)]
+    inside = world(tuple(tasks), SimCluster())
+    result = run_virtually(evaluate(a_config(tasks), inside, version=7, mode="greedy"))
+    assert (result.steps, result.version) == (0, 7)
+    assert {(score.split, score.episodes) for score in result.evaluations["asked"]} == {("train", 3), ("held_out", 2)}
+
+
+def test_groups_that_open_at_once_let_the_rest_of_the_run_have_its_turns() -> None:
+    tasks = [a_task()]
+    sim = simulate(a_config(tasks, schedule={"steps": 1, "batch": 128, "group_size": 2}), tasks)
+    kinds = [row["kind"] for row in sim.rows if row["kind"] in ("group_opened", "traj_started")]
+    in_a_row = [len(list(run)) for kind, run in groupby(kinds) if kind == "group_opened"]
+    assert sum(in_a_row) == 64
+    assert max(in_a_row) <= OPENINGS_PER_TURN

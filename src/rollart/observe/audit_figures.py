@@ -18,7 +18,9 @@ CLOSE = 2e-6
 
 def figures(record: Record) -> list[str]:
     """Every figure that does not add up, a line each."""
-    return [line for check in (_groups, _batches, _steps, _turns, _attempts, _weights) for line in check(record)]
+    return [
+        line for check in (_groups, _batches, _steps, _turns, _answers, _attempts, _weights) for line in check(record)
+    ]
 
 
 def _differ(one: float | None, other: float | None, close: float = CLOSE) -> bool:
@@ -100,6 +102,17 @@ def _turns(record: Record) -> Iterator[str]:
 
 def _turn(row: Row) -> tuple[Any, ...]:
     return row["traj"], row["attempt"], row["turn"], row["part"]
+
+
+def _answers(record: Record) -> Iterator[str]:
+    """Environments answer the turns of an attempt one after the other."""
+    answered: dict[tuple[str, int], int] = {}
+    for row in record.of("env_stepped"):
+        key = row["traj"], row["attempt"]
+        turn = answered.get(key, 0)
+        answered[key] = turn + 1
+        if row["turn"] != turn:
+            yield f"figures: {key} was answered on turn {turn}, and the log says {row['turn']}"
 
 
 def _attempts(record: Record) -> Iterator[str]:
