@@ -60,7 +60,8 @@ class InSteps(VersionBook):
 
 def test_what_is_served_at_the_end_of_a_chain_is_its_last_version() -> None:
     tasks = [a_task()]
-    sim = simulate(a_config(tasks), tasks, changed=lambda world: replace(world, store=InSteps()))
+    config = a_config(tasks, failure={"restarts": 1})
+    sim = simulate(config, tasks, changed=lambda world: replace(world, store=InSteps()))
     assert sim.error is None
     assert sim.of("engine_lost") == []
     assert [row["matches"] for row in sim.of("applied")] == [True] * 5
