@@ -1,8 +1,9 @@
 """TextWorld's games on disk: made and compiled once per user, then loaded by whichever process plays them.
 
 Owns the games' folder. Invariants: equal parameters and seed give the same game in every process of an installation (another
-one may list TextWorld's grammars in another order), so games are made in processes of their own with a fixed hash seed, for TextWorld walks sets of words; loading is done by one thread of a
-process at a time, because TextWorld's parser is shared; playing is not, for every loaded game has an interpreter of its own.
+one may list TextWorld's grammars in another order), so games are made in processes of their own with a fixed hash seed, for
+TextWorld walks sets of words; loading is done by one thread of a process at a time, because TextWorld's parser is shared;
+playing is not, for every loaded game has an interpreter of its own.
 """
 
 from __future__ import annotations
