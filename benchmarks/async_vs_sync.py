@@ -27,7 +27,18 @@ import torch
 
 from async_vs_sync_rollout import IDEAL, Draw, Rolled, Schedule, bound, config, matrix, roll, specs_of
 from peers_figures import Bounds, Rate, case, fastest, median_rate
-from peers_run import ONE_CORE_EACH, TAKING_TURNS, TASKS, PeerFailed, Say, Setting, run, save_weights, versions
+from peers_run import (
+    ONE_CORE_EACH,
+    OURS_AROUND_S,
+    TAKING_TURNS,
+    TASKS,
+    PeerFailed,
+    Say,
+    Setting,
+    run,
+    save_weights,
+    versions,
+)
 
 ROLLOUT_TARGET, OVERLAP_TARGET = 0.93, 0.85
 CVS = (0.1, 0.3, 0.6, 1.0)
@@ -38,8 +49,6 @@ BARRIERS: Sequence[Schedule] = ("per_turn", "per_batch")
 ALL: Sequence[Schedule] = (*BARRIERS, "per_trajectory")
 ROLLOUT_AROUND_S = 0.5
 """Start and end of one rollout."""
-OURS_AROUND_S = 24.0
-"""Start, warm-up and end of one run, as measured on two cores."""
 LEAST_S = 4.0
 
 

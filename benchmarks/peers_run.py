@@ -49,6 +49,8 @@ START_S = 600.0
 END_S = 120.0
 LEAST_STEPS = 3
 """After the warm-up, however short the time is."""
+OURS_AROUND_S = 24.0
+"""Assumed for start, warm-up and end of one run, when the time that a benchmark takes is worked out beforehand."""
 TAIL_CHARS = 3000
 WANTED = tuple(
     f'"kind":"{kind}"'.encode() for kind in ("batch_released", "step_finished", "group_completed", "published")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from peers_figures import case
-from peers_run import ONE_CORE_EACH, TASKS, PeerFailed, Say, Setting, run, save_weights, versions
+from peers_run import ONE_CORE_EACH, OURS_AROUND_S, TASKS, PeerFailed, Say, Setting, run, save_weights, versions
 from vs_trl_sides import CACHES, SWEEP_S, Plan, figures, last_reward, measure, peer, swept_peer
 
 TARGETS = {"single": 1.3, "multi": 1.7, "latency": 2.5}
@@ -46,8 +46,6 @@ DIFFERENCES = (
     "the learning rate of the speed cases is 1e-5, so that what is sampled stays as long as it is",
 )
 WARM_UP, PEER_WARM_UP_S, PEER_START_S = 2, 4.0, 14.0
-OURS_AROUND_S = 24.0
-"""Start, warm-up and end of one run of ours, as measured on two cores."""
 LEAST_S = 4.0
 LEARNING_LR = 1e-3
 LEARNING_TASK = "multi"

@@ -8,8 +8,9 @@ import statistics
 import pytest
 
 from rollart.core.errors import ConfigError
+from rollart.core.seeds import unit
 from rollart.core.types import RequestId, Sampling, Segment, Span, Tokens, TrajId, TurnRequest
-from rollart.sim.laws import ClippedNormal, Constant, LogNormal, Mixture, Uniform, mean, unit
+from rollart.sim.laws import ClippedNormal, Constant, Law, LogNormal, Mixture, Uniform
 from rollart.sim.workload import CERTAINTY, Draws, Workload, workload, workload_names
 
 NAMES = workload_names()
@@ -114,6 +115,11 @@ def test_rewards_are_as_often_won_as_the_workload_says_and_problems_differ() -> 
     groups = [[draws.reward(TrajId(f"train/t/0/{index}/{member}"), 0) for member in range(8)] for index in range(2000)]
     assert statistics.fmean(statistics.fmean(group) for group in groups) == pytest.approx(0.4, abs=0.02)
     assert statistics.pvariance([statistics.fmean(group) for group in groups]) > 1.5 * 0.4 * 0.6 / 8
+
+
+def mean(law: Law) -> float:
+    """Over equally likely places."""
+    return statistics.fmean(law.at((index + 0.5) / 400) for index in range(400))
 
 
 def test_laws_have_their_means_and_stay_in_their_bounds() -> None:

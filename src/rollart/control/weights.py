@@ -75,18 +75,22 @@ def same_weights(served: Fingerprint, published: Fingerprint, info: EngineInfo) 
     """
     if info.fingerprint == "bitwise":
         return served.digest == published.digest
+    gap = _gap(served, published)
+    return served.digest == published.digest and gap is not None and gap <= info.mismatch
+
+
+def _gap(served: Fingerprint, published: Fingerprint) -> float | None:
+    """Mean |difference| of the scores of the fixed prompts; None where there are no two of each to compare."""
     ours, theirs = served.probe, published.probe
-    if served.digest != published.digest or not ours or len(ours) != len(theirs):
-        return False
-    return sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= info.mismatch * len(ours)
+    if not ours or len(ours) != len(theirs):
+        return None
+    return sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def _apart(served: Fingerprint, published: Fingerprint) -> str:
-    """How far the scores of the fixed prompts lie apart, for an engine that is asked so."""
-    if not served.probe or len(served.probe) != len(published.probe):
-        return ""
-    gap = sum(abs(a - b) for a, b in zip(served.probe, published.probe, strict=True)) / len(served.probe)
-    return f"; its log-probabilities of fixed prompts are {gap:.2g} off on average"
+    """How far an engine that is asked so is off."""
+    gap = _gap(served, published)
+    return "" if gap is None else f"; its log-probabilities of fixed prompts are {gap:.2g} off on average"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from zlib import crc32
 
 
 def digest(*parts: object) -> str:
@@ -20,3 +21,11 @@ def seed_of(seed: int, purpose: str, *address: object) -> int:
 def rng(seed: int, purpose: str, *address: object) -> random.Random:
     """An independent generator for `purpose` at `address`."""
     return random.Random(seed_of(seed, purpose, *address))
+
+
+def unit(*address: object) -> float:
+    """A number in (0, 1) for what it is for, without a generator: where millions are drawn, from simulated worlds say.
+
+    A checksum, multiplied by an odd constant so that addresses which differ in one digit lie far apart.
+    """
+    return (((crc32(repr(address).encode()) * 0x9E3779B1) & 0xFFFFFFFF) + 0.5) / 2**32

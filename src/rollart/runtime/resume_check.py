@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -170,12 +169,11 @@ def _killed(words: Sequence[str], folder: Path, steps: int) -> list[psutil.Proce
     for _ in range(AIMS):
         shutil.rmtree(folder / RESUMED, ignore_errors=True)
         process, output = _start(words, folder, profile=True)
-        events: list[dict[str, Any]] = []
-        log = Following(folder / RESUMED / "events.jsonl")
+        progress = _Progress(Following(folder / RESUMED / "events.jsonl"))
         try:
-            while process.poll() is None and not _due(events, steps):
+            while process.poll() is None and not progress.due(steps):
                 time.sleep(AIM_S)
-                events += log.events()
+                progress.look()
             if process.returncode:
                 raise _failed(words, f"ended with exit code {process.returncode} before it could be killed", output)
             process.send_signal(signal.SIGSTOP)  # it must not go on while its processes are counted
@@ -183,20 +181,30 @@ def _killed(words: Sequence[str], folder: Path, steps: int) -> list[psutil.Proce
         finally:
             process.kill()
             process.wait()
-        events += log.events()
-        if _kept(events, steps) and not _kept(events, 2 * steps):
+        progress.look()
+        if steps in progress.kept and 2 * steps not in progress.kept:
             return seen
     raise _failed(words, f"was over {AIMS} times before it could be killed; use a larger --steps", output)
 
 
-def _due(events: Sequence[dict[str, Any]], steps: int) -> bool:
-    """Is there something to lose: the checkpoint of step `steps` and steps after it?"""
-    trained = sum(event["kind"] == "step_finished" for event in events)
-    return trained >= steps + max(1, steps // LATER_SHARE) and _kept(events, steps)
+class _Progress:
+    """How far a run has come, from what is new in its log at each look."""
 
+    def __init__(self, log: Following) -> None:
+        self._log = log
+        self._trained = 0
+        self.kept: set[int] = set()
+        """Steps whose checkpoints are whole."""
 
-def _kept(events: Sequence[dict[str, Any]], step: int) -> bool:
-    return any(event["kind"] == "checkpointed" and event["step"] == step for event in events)
+    def look(self) -> None:
+        for event in self._log.events():
+            self._trained += event["kind"] == "step_finished"
+            if event["kind"] == "checkpointed":
+                self.kept.add(event["step"])
+
+    def due(self, steps: int) -> bool:
+        """Is there something to lose: the checkpoint of step `steps` and steps after it?"""
+        return steps in self.kept and self._trained >= steps + max(1, steps // LATER_SHARE)
 
 
 def _failed(words: Sequence[str], what: str, output: Path) -> RunFailed:

@@ -23,11 +23,11 @@ from rollart.core.errors import InvariantBroken
 from rollart.sim.pace import ROUNDING, Stopped, Work
 
 REVIEW = 0.1
-"""The rate is asked anew when contexts have grown by this share: attention is part of a step, so the error is a few percent."""
+"""The rate is asked anew when contexts have grown by this share; attention is only a part of a step."""
 REVIEW_TOKENS = 64
 """And not before this many tokens, or short contexts would be reviewed at every step."""
 CONTEXT_GRID = 1.05
-"""Costs are remembered for contexts and chunks on this geometric grid; a cost asked exactly each time took most of a run."""
+"""Costs are remembered for contexts and chunks on this geometric grid, as most steps are like others."""
 
 
 class StepCost(Protocol):

@@ -9,21 +9,13 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 from typing import Annotated, Literal
-from zlib import crc32
 
 from pydantic import Field, model_validator
 
 from rollart.config.node import Node, refuse
+from rollart.core.seeds import unit
 
 _NORMAL = NormalDist()
-GRID = 400
-"""Places at which a mean is integrated where no closed form is at hand."""
-
-
-def unit(*address: object) -> float:
-    """A number in (0, 1) for what it is for. Millions are drawn in a run, so it is a checksum and no generator; the product
-    with an odd constant spreads addresses that differ in one digit."""
-    return (((crc32(repr(address).encode()) * 0x9E3779B1) & 0xFFFFFFFF) + 0.5) / 2**32
 
 
 def normal(*address: object) -> float:
@@ -99,8 +91,3 @@ class Mixture(Node):
 
 
 Law = Annotated[Constant | Uniform | LogNormal | ClippedNormal | Mixture, Field(discriminator="law")]
-
-
-def mean(law: Constant | Uniform | LogNormal | ClippedNormal | Mixture) -> float:
-    """The mean, integrated over equally likely places."""
-    return math.fsum(law.at((index + 0.5) / GRID) for index in range(GRID)) / GRID

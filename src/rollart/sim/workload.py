@@ -24,9 +24,10 @@ from pydantic import Field
 from rollart.config.nearest import among
 from rollart.config.node import Node
 from rollart.core.errors import ConfigError, failure
+from rollart.core.seeds import unit
 from rollart.core.types import Failure, TrajId, TurnRequest
 from rollart.sim.envs import Call, EnvModel
-from rollart.sim.laws import Law, normal, unit
+from rollart.sim.laws import Law, normal
 
 Kind = Literal["stated", "secondary", "figure", "inferred"]
 """How certain: said by its source; seen in a summary only; read off a plot; concluded by us."""

@@ -87,7 +87,7 @@ def refusal(request: TurnRequest, ids: NDArray[np.int32], *, vocab: int, row_tok
     elif total > row_tokens:
         why = (
             f"context {context} + max_tokens {request.max_tokens} = {total} tokens, but a sequence may have {row_tokens} here "
-            "(the smaller of the engine's kv_tokens and the model's positions)"
+            "(the least of the engine's room, engine.max_model_len and the model's positions)"
         )
     elif ids.view(np.uint32).max() >= vocab:  # negative ids are the largest ones
         why = f"token ids from {ids.min()} to {ids.max()}, the vocabulary has 0 to {vocab - 1}"

@@ -17,7 +17,7 @@ import numpy as np
 from rollart.core.errors import EnvError
 
 LOCK_S = 120.0
-"""Longest wait for another call: the slowest that was measured, a medium Sokoban's reset, takes 31 s."""
+"""Longest wait for another call: the reset of a medium Sokoban takes half a minute."""
 _lock = threading.Lock()
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import asyncio
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from transformers import PretrainedConfig
@@ -108,8 +108,8 @@ class VllmActor:
             task.cancel()
         self._server.stop()
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

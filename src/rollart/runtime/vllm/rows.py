@@ -25,6 +25,7 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
+from rollart.runtime.engine import admission
 from rollart.runtime.payload import TokenPayload, ids_of
 
 NO_LOGPROB = -9998.0
@@ -130,26 +131,14 @@ class Row:
 
 def refusal(request: TurnRequest, ids: NDArray[np.int32], *, vocab: int, longest: int) -> Failure | None:
     """Why this engine can never serve the request, or None. An id outside the vocabulary would end the server."""
-    sampling, total = request.sampling, len(ids) + request.max_tokens
-    if not len(ids) or request.max_tokens < 1:
-        why = f"{len(ids)} tokens of context and max_tokens={request.max_tokens}: each must be 1 or more"
-    elif total > longest:
-        why = (
-            f"context {len(ids)} + max_tokens {request.max_tokens} = {total} tokens, but a sequence may have {longest} here "
-            "(engine.max_model_len)"
-        )
-    elif ids.min() < 0 or ids.max() >= vocab:
-        why = f"token ids from {ids.min()} to {ids.max()}, the vocabulary has 0 to {vocab - 1}"
-    elif sampling.truncates:
+    sampling = request.sampling
+    if sampling.truncates:
         why = (
             f"top_p={sampling.top_p}, top_k={sampling.top_k}, min_p={sampling.min_p}: vLLM does not return the kept mass, "
             "without which truncated sampling cannot be corrected for; use top_p=1, top_k=0 and min_p=0"
         )
-    elif not all(0 <= stop < vocab for stop in sampling.stop_ids):
-        why = f"stop_ids={sampling.stop_ids}: not all of them are in the vocabulary of {vocab}"
-    else:
-        return None
-    return failure("engine", "refused", why, retryable=False)
+        return failure("engine", "refused", why, retryable=False)
+    return admission.refusal(request, ids, vocab=vocab, row_tokens=longest)
 
 
 def refused_version(request: TurnRequest, version: Version) -> Failure | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from zlib import crc32
 
 from rollart.core.errors import failure
+from rollart.core.seeds import unit
 from rollart.core.types import Failure, Role, Trajectory, TrajId, TurnRequest
 from rollart.sim import envs
 from rollart.sim.disk import SaveFault, SimDisk
@@ -30,11 +30,6 @@ _GENERATE: dict[str, Mishap] = {
     "answer_partial": "partial",
     "engine_slow": "slow",
 }
-
-
-def unit(seed: int, *address: object) -> float:
-    """A number in (0, 1) for what it is for; many thousands are drawn in a run, so it is a checksum and no generator."""
-    return (crc32(repr((seed, *address)).encode()) + 0.5) / 2**32
 
 
 class Models:
