@@ -76,6 +76,8 @@ class ModuleWeights(NamedWeights):
         super().__init__(str(config.model_type), dtype)
         module: nn.Module = _build(config, dtype)
         self.model = module.to(device)
+        self.keeps_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        """Whether the model can leave out logits that nobody wants."""
         where = {}
         for name, parameter in self.model.named_parameters():
             self._name(name, parameter.data)
@@ -96,14 +98,14 @@ class HFDecoder:
 
     def forward(self, weights: ModuleWeights, cache: KVCache, batch: Batch) -> Tensor | None:
         """Write keys and values of all tokens; logits (complete rows, vocab), or None when no row is complete."""
-        parts = [self._group(weights.model, cache, batch, group) for group in batch.groups]
+        parts = [self._group(weights, cache, batch, group) for group in batch.groups]
         if batch.last is None:
             return torch.cat(parts) if batch.last_groups else None
         # `last` is in an order of its own; the parts are in the order of the tokens.
         order = batch.last.argsort().argsort()
         return torch.cat(parts).index_select(0, order)
 
-    def _group(self, model: nn.Module, cache: KVCache, batch: Batch, group: Group) -> Tensor:
+    def _group(self, weights: ModuleWeights, cache: KVCache, batch: Batch, group: Group) -> Tensor:
         """Logits of those of the group's tokens that are wanted, (n, vocab), in the order of the tokens."""
         ids, positions = batch.ids[group.tokens], batch.positions[group.tokens]
         if group.spread is not None:
@@ -117,10 +119,10 @@ class HFDecoder:
             places = tokens if group.collect is None else group.collect.index_select(0, tokens)
             columns, column = (places % width).unique(return_inverse=True)
         keep: dict[str, Any] = {}
-        if columns is not None and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        if columns is not None and weights.keeps_logits:
             # At least one: an empty index is "all" to some models.
             keep["logits_to_keep"] = columns if len(columns) else 1
-        logits: Tensor = model(
+        logits: Tensor = weights.model(
             input_ids=ids.long().view(rows, width),
             position_ids=positions.view(rows, width),
             attention_mask=self._masks(positions, group),
