@@ -6,18 +6,17 @@ no time is told as that, not as a call that blocks; at most one advisory per rep
 
 One call that computes or waits inside the loop delays every trajectory, engine and deadline at once, and nothing else
 shows it. A call that keeps the interpreter's lock all the while (`json.dumps` of much) keeps the watching thread from
-looking as well; `faulthandler`, whose watchdog needs no lock, has written the stack down by then.
+looking as well; but the lock is handed over in the instant in which that call returns, with its caller's line still on the
+stack. (`faulthandler`'s watchdog would not wait for the lock, and now and then ends the process: it walks a stack that
+moves under it.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import linecache
 import math
-import re
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -122,6 +121,14 @@ async def watched(record: Record) -> AsyncIterator[None]:
 
 
 @dataclass(slots=True)
+class _Seen:
+    """A look as it is taken; what it is called costs reading files, and is found out when it is told."""
+
+    stack: list[Spot]
+    runnable: bool = False
+
+
+@dataclass(slots=True)
 class _Shared:
     """What loop and watch tell each other. The watch only looks between `due_s` passing and the next beat."""
 
@@ -130,8 +137,7 @@ class _Shared:
     native: int
     """The system's number of it."""
     due_s: float
-    beat: int = 0
-    looks: list[Look] = field(default_factory=list)
+    seen: list[_Seen] = field(default_factory=list)
     watch_late_s: float = 0.0
 
 
@@ -147,7 +153,6 @@ class _Health:
         self._since_s = loop.time()
         self._told_s = -math.inf
         self._untold: list[Standstill] = []
-        self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._cpu_s = (0.0, 0.0)
 
     def start(self) -> None:
@@ -164,23 +169,17 @@ class _Health:
         # a block that ends with the watched code has delayed a beat that now never comes
         self._measure(self._loop.time())
         self._handle = None
-        faulthandler.cancel_dump_traceback_later()
-        self._dump.close()
         self._ended.set()
         self._report(self._loop.time())
         self._advise(self._loop.time(), last=True)
 
     def _next(self) -> None:
-        self._dump.seek(0)
-        self._dump.truncate()
         self._cpu_s = (time.thread_time(), time.process_time())
         due_s = self._loop.time() + BEAT_S
         with self._lock:
             self._shared.due_s = time.monotonic() + BEAT_S
-            self._shared.beat += 1
-            self._shared.looks.clear()
+            self._shared.seen.clear()
             self._shared.watch_late_s = 0.0
-        faulthandler.dump_traceback_later(BEAT_S + LIMIT_S, file=self._dump)
         self._due_s = due_s
         self._handle = self._loop.call_at(due_s, self._beat)
 
@@ -198,23 +197,16 @@ class _Health:
         if lag < LIMIT_S:
             return
         with self._lock:
-            looks, late = tuple(self._shared.looks), self._shared.watch_late_s
+            looks = tuple(Look(place_of(one.stack), one.runnable) for one in self._shared.seen)
+            late = self._shared.watch_late_s
         if not looks:
             late = lag  # the watching thread has not come to look at all
-        if not any(look.place for look in looks):
-            looks = self._written_down() or looks
         self._untold.append(
             Standstill(
                 waited_s=lag, loop_cpu_s=time.thread_time() - self._cpu_s[0],
                 process_cpu_s=time.process_time() - self._cpu_s[1], watch_late_s=late, looks=looks,
             )
         )  # fmt: skip
-
-    def _written_down(self) -> tuple[Look, ...]:
-        self._dump.seek(0)
-        text = self._dump.read().decode("utf-8", "replace")
-        place = place_of(dumped_stack(text, self._shared.thread))
-        return (Look(place, False),) if place else ()
 
     def _report(self, now: float) -> None:
         lags = sorted(self._lags)
@@ -241,30 +233,24 @@ class _Health:
 
 def _watch(shared: _Shared, lock: threading.Lock, ended: threading.Event) -> None:
     """Sleeps until the next beat would be overdue; looks, again and again, while one is."""
-    late = 0.0
     while True:
         with lock:
-            beat, until_s = shared.beat, shared.due_s + LIMIT_S
-        wait_s = max(until_s - time.monotonic(), LOOK_S)
+            until_s = shared.due_s + LIMIT_S
         asked_s = time.monotonic()
+        wait_s = max(until_s - asked_s, LOOK_S)
         if ended.wait(wait_s):
             return
-        late = time.monotonic() - asked_s - wait_s
-        if time.monotonic() < until_s:
-            continue
-        look = _look(shared.thread, shared.native)
+        now_s = time.monotonic()
+        # nothing from here to the look gives the interpreter's lock away, or a call that kept it would be back in the loop
+        stack = live_stack(sys._current_frames().get(shared.thread))
         with lock:
-            if shared.beat == beat:
-                shared.watch_late_s = max(shared.watch_late_s, late)
-                if look is not None and len(shared.looks) < MAX_LOOKS:
-                    shared.looks.append(look)
-
-
-def _look(thread: int, native: int) -> Look | None:
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return None
-    return Look(place_of(live_stack(frame)), _runnable(native))
+            if now_s < shared.due_s + LIMIT_S:  # beats came meanwhile
+                continue
+            seen = _Seen(stack)
+            shared.watch_late_s = max(shared.watch_late_s, now_s - asked_s - wait_s)
+            if len(shared.seen) < MAX_LOOKS:
+                shared.seen.append(seen)
+        seen.runnable = _runnable(shared.native)
 
 
 def _runnable(native: int) -> bool:
@@ -316,15 +302,3 @@ def live_stack(frame: FrameType | None) -> list[Spot]:
         stack.append(Spot(path, frame.f_lineno, code.co_qualname, code.co_filename))
         frame = frame.f_back
     return stack
-
-
-def dumped_stack(text: str, thread: int) -> list[Spot]:
-    """The calls of a thread in what `faulthandler` wrote."""
-    _, _, rest = text.partition(f"0x{thread:016x} ")
-    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', rest.partition("\n\n")[0], re.MULTILINE)
-    return [Spot(_imported(file), int(line), function, file) for file, line, function in found]
-
-
-def _imported(file: str) -> str:
-    bases = [base for base in sys.path if base and file.startswith(base.rstrip("/") + "/")]
-    return file[len(max(bases, key=len).rstrip("/")) + 1 :] if bases else Path(file).name
