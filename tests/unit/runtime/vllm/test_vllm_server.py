@@ -94,7 +94,10 @@ def test_a_killed_launcher_takes_its_server_along_and_its_folder_goes_with_the_n
         time.sleep(0.01)
     assert not _group(server)
     assert folder.exists()
-    subprocess.run([sys.executable, str(LAUNCHER), str(other), sys.executable, "-c", ""], check=True, timeout=20)
+    # with an input that stays open: at its end a launcher ends what it runs
+    words = [sys.executable, str(LAUNCHER), str(other), sys.executable, "-c", ""]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as following:
+        assert following.wait(20) == 0
     assert not folder.exists()
     assert not other.exists()
 
