@@ -6,6 +6,7 @@ import argparse
 
 from rollart.cli import configured, extras, folders
 from rollart.cli.work import Work
+from rollart.config.real import require_real
 
 SUMMARY = "train a recipe or a configuration file"
 
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
     resolved = configured.resolved_from(arguments)
+    require_real(resolved.config)
     extras.require(resolved.config)
     folder = folders.folder_of(resolved)
     folders.claim(folder, overwrite=arguments.overwrite, end_earlier=work.end_earlier)

@@ -59,7 +59,7 @@ class VllmEngine(Node):
     """Longest wait for a server to come up; deadlines.start_s bounds it as well."""
 
 
-def vllm_problems(engine: EngineConfig | VllmEngine, model: Node, sampling: SamplingConfig) -> list[str]:
+def vllm_problems(engine: Node, model: Node, sampling: SamplingConfig) -> list[str]:
     """What vLLM cannot serve, a line each; none for another engine."""
     if not isinstance(engine, VllmEngine):
         return []

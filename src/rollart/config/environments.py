@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rollart.config.node import Node, refuse
+from rollart.config.virtual import WorkloadEnv
 
 
 class FrozenLakeEnv(Node):
@@ -122,7 +123,14 @@ class TextWorldEnv(Node):
 
 
 EnvConfig = Annotated[
-    FrozenLakeEnv | MaxDigitEnv | GymnasiumEnv | PythonEnv | ReasoningGymEnv | TextArenaEnv | TextWorldEnv,
+    FrozenLakeEnv
+    | MaxDigitEnv
+    | GymnasiumEnv
+    | PythonEnv
+    | ReasoningGymEnv
+    | TextArenaEnv
+    | TextWorldEnv
+    | WorkloadEnv,
     Field(discriminator="kind"),
 ]
 

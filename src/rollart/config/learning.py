@@ -32,6 +32,16 @@ class Schedule(Node):
     """Extra members per group; the group closes at group_size and aborts the rest."""
     redundant_groups: int = Field(default=0, ge=0)
     """Groups that may be open beyond the staleness window; what they over-produce is dropped."""
+    enforce: Literal["admission_and_release", "admission"] = "admission_and_release"
+    """Where the bound is checked. admission: at the start of a group only, as AReaL does, so that it does not hold when
+    batches take whatever finished first; for comparison on virtual time, refused by `train`."""
+    barrier: Literal["none", "turn"] = "none"
+    """turn: all attempts that are open step their environments together, as batched environments do."""
+    score: Literal["trajectory", "batch"] = "trajectory"
+    """When rewards are asked for: as each trajectory ends, or when all that are open have."""
+    colocated: bool = False
+    """Engines and trainer take turns on the same devices: the train pool's kind samples as well, and sleeps while training
+    runs. Needs max_staleness=0."""
     mix_window: int = Field(default=10, ge=1)
     """Steps over which each task's share of what is trained is kept and reported."""
 
@@ -56,6 +66,10 @@ class Schedule(Node):
             "schedule.sync_order=paper with schedule.max_staleness=0: its engines are one version behind when a batch is "
             "taken; use max_staleness=1 for a one-off pipeline, or sync_order=early"
             if self.sync_order == "paper" and self.max_staleness == 0
+            else None,
+            f"schedule.colocated=true with schedule.max_staleness={self.max_staleness}: devices that take turns can never "
+            "overlap rollout and training; use max_staleness=0, or colocated=false"
+            if self.colocated and self.max_staleness
             else None,
             f"schedule.steps_per_batch={self.steps_per_batch} does not divide the {self.groups_per_batch} groups of a "
             f"batch; use {_divisors(self.groups_per_batch)}"

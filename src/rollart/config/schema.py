@@ -12,6 +12,18 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from rollart.config.cluster import (
+    AffinityConfig,
+    AutoAffinity,
+    ClusterConfig,
+    DeviceConfig,
+    LinkConfig,
+    NoAffinity,
+    PoolConfig,
+    Preference,
+    TableAffinity,
+    cluster_problems,
+)
 from rollart.config.engines import EngineConfig, VllmEngine, vllm_problems
 from rollart.config.environments import (
     EnvConfig,
@@ -57,6 +69,17 @@ from rollart.config.problems import (
     TaskConfig,
     task_problems,
 )
+from rollart.config.virtual import (
+    EnvRewards,
+    LocalRewards,
+    ModelledEngine,
+    RewardConfig,
+    ServerlessRewards,
+    ShapeModel,
+    TrainPlan,
+    VirtualWorld,
+    WorkloadEnv,
+)
 from rollart.config.workers import (
     BaselineConfig,
     CheckpointConfig,
@@ -80,17 +103,22 @@ __all__ = [
     "KL1",
     "KL2",
     "KL3",
+    "AffinityConfig",
     "Algorithm",
+    "AutoAffinity",
     "BaselineConfig",
     "CharsTokenizer",
     "CheckpointConfig",
+    "ClusterConfig",
     "Deadlines",
     "Decoupled",
+    "DeviceConfig",
     "DrGRPO",
     "Drop",
     "EngineConfig",
     "EnvConfig",
     "EnvHostConfig",
+    "EnvRewards",
     "EvalConfig",
     "Fail",
     "FailurePolicy",
@@ -101,15 +129,21 @@ __all__ = [
     "HFTokenizer",
     "InlineWorld",
     "LeaveOneOut",
+    "LinkConfig",
+    "LocalRewards",
     "LocalWorld",
     "MaskedIS",
     "MaxDigitEnv",
+    "ModelledEngine",
+    "NoAffinity",
     "NoCorrection",
     "NoKL",
     "NoReject",
     "Node",
     "Optimizer",
     "PPOClip",
+    "PoolConfig",
+    "Preference",
     "PretrainedModel",
     "PythonEnv",
     "PythonScorer",
@@ -117,17 +151,24 @@ __all__ = [
     "ReinforcePP",
     "Replace",
     "Retry",
+    "RewardConfig",
     "RunConfig",
     "SamplingConfig",
     "Schedule",
     "ScratchModel",
+    "ServerlessRewards",
+    "ShapeModel",
+    "TableAffinity",
     "TaskConfig",
     "TextArenaEnv",
     "TextWorldEnv",
+    "TrainPlan",
     "TrainerConfig",
     "TruncatedIS",
+    "VirtualWorld",
     "VllmEngine",
     "WarmStart",
+    "WorkloadEnv",
 ]
 
 
@@ -140,8 +181,8 @@ class RunConfig(Node):
     """Every draw of the run is named and derived from this."""
     output_dir: str = "runs"
     """The folder of all runs."""
-    world: Annotated[LocalWorld | InlineWorld, Field(discriminator="kind")] = LocalWorld()
-    model: Annotated[ScratchModel | PretrainedModel, Field(discriminator="kind")] = ScratchModel()
+    world: Annotated[LocalWorld | InlineWorld | VirtualWorld, Field(discriminator="kind")] = LocalWorld()
+    model: Annotated[ScratchModel | PretrainedModel | ShapeModel, Field(discriminator="kind")] = ScratchModel()
     tokenizer: Annotated[CharsTokenizer | HFTokenizer, Field(discriminator="kind")] = CharsTokenizer()
     tasks: dict[str, TaskConfig]
     """Name to task; all are trained together."""
@@ -150,8 +191,11 @@ class RunConfig(Node):
     optimizer: Optimizer = Optimizer()
     sampling: SamplingConfig = SamplingConfig()
     trainer: TrainerConfig = TrainerConfig()
-    engine: Annotated[EngineConfig | VllmEngine, Field(discriminator="kind")] = EngineConfig()
+    engine: Annotated[EngineConfig | VllmEngine | ModelledEngine, Field(discriminator="kind")] = EngineConfig()
     envs: EnvHostConfig = EnvHostConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    affinity: AffinityConfig = NoAffinity()
+    rewards: RewardConfig = EnvRewards()
     deadlines: Deadlines = Deadlines()
     failure: FailurePolicy = FailurePolicy()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -177,6 +221,7 @@ class RunConfig(Node):
             "trainer.ranks=1, or world.kind=local"
             if isinstance(self.world, InlineWorld) and self.trainer.ranks > 1
             else None,
+            *cluster_problems(self.cluster, self.affinity, self.tasks),
             *vllm_problems(self.engine, self.model, self.sampling),
             *self._too_small(),
         )

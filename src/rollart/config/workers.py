@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollart.config.node import Node
+from rollart.config.virtual import TrainPlan
 
 
 class TrainerConfig(Node):
@@ -22,6 +23,7 @@ class TrainerConfig(Node):
     """Padded tokens of one forward pass; changes memory and speed, never the gradient."""
     bucket_bytes: int = Field(default=16 << 20, ge=1)
     """Weights are published in pieces of this size; any size gives the same weights."""
+    plan: TrainPlan = TrainPlan()
     log_entropy: bool = True
     """Report the policy's entropy; costs no peak memory."""
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rollart.config.placement import Placement
 from rollart.control.waits import WaitExpired, Waits
 from rollart.core.errors import RunFailed, failure
 from rollart.core.events import Recorder
-from rollart.core.resources import DEFAULT_DEGREES, Lease
+from rollart.core.resources import Lease
 from rollart.core.types import Failure, Role
 from rollart.ports import Cluster, Trainer
 from rollart.sched.failure import Restarts
 
-POOL = "default"
-"""The one pool of worlds that have no others."""
 RELEASE_S = 30.0
 """How long a worker may take to be cleared away; then the run goes on, or ends, all the same."""
 
@@ -49,6 +49,8 @@ class Elastic:
         self._start_s = start_s
         self.restarts = restarts
         self._leases: dict[str, Role] = {}
+        self._places: dict[str, Placement] = {}
+        """Lease -> where its worker was to be: another in its place comes there."""
         self._seats: dict[str, str] = {}
         """Lease -> the seat of its worker: whoever takes a lost worker's place sits on the same."""
         self._losing: set[str] = set()
@@ -56,19 +58,20 @@ class Elastic:
         self._seats_made = 0
         self._starting: Counter[Role] = Counter()
 
-    async def start(self, role: Role) -> Worker:
+    async def start(self, place: Placement) -> Worker:
         """Start a worker. Raises RunFailed with the reason when it cannot be had."""
         self._seats_made += 1
-        started = await self._try(role, f"{role} {self._seats_made}")
+        role = place.role
+        started = await self._try(place, f"{role} {self._seats_made}")
         if isinstance(started, Failure):
             what = "no device for" if started.kind == "no_room" else "could not start"
             raise RunFailed(f"{what} role {role}", started)
         return started
 
-    async def start_all(self, roles: list[Role]) -> list[Worker]:
+    async def start_all(self, places: Sequence[Placement]) -> list[Worker]:
         """Start several at once."""
         # not a task group: a start that fails must leave the leases of the others known, so that they are released
-        started = await asyncio.gather(*(self.start(role) for role in roles), return_exceptions=True)
+        started = await asyncio.gather(*(self.start(place) for place in places), return_exceptions=True)
         for outcome in started:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -87,6 +90,7 @@ class Elastic:
         None: it was tried too often, and others of that role go on without it. Raises RunFailed when there are none.
         """
         seat = self._seats.get(lease, role)
+        place = self._places.get(lease, Placement(role=role))
         self._starting[role] += 1
         try:
             while True:
@@ -95,7 +99,7 @@ class Elastic:
                 if pause_s is None:
                     break
                 await asyncio.sleep(pause_s)
-                started = await self._try(role, seat)
+                started = await self._try(place, seat)
                 if isinstance(started, Worker):
                     return started
                 lease, why = "", started
@@ -122,18 +126,20 @@ class Elastic:
             raise RunFailed(f"{text}, and none is left", why)
         self._record("advisory", code="worker_given_up", text=f"{text}; {left} go on without it")
 
-    async def _try(self, role: Role, seat: str) -> Worker | Failure:
+    async def _try(self, place: Placement, seat: str) -> Worker | Failure:
+        role = place.role
         deadline = asyncio.get_running_loop().time() + self._start_s
         lease: Lease | Failure | None = None
         try:
             lease = await self._waits.on(
-                self._cluster.acquire(role, POOL, DEFAULT_DEGREES, deadline_s=deadline),
+                self._cluster.acquire(role, place.pool, place.degrees, deadline_s=deadline),
                 what=f"devices for role {role}", deadline_s=deadline,
             )  # fmt: skip
             if isinstance(lease, Failure):
                 return lease
             self._leases[lease.id] = role
             self._seats[lease.id] = seat
+            self._places[lease.id] = place
             port: object = await self._waits.on(
                 self._cluster.start(lease), what=f"role {role} to start", deadline_s=deadline
             )
@@ -151,6 +157,7 @@ class Elastic:
         if self._leases.pop(lease, None) is None:
             return
         self._seats.pop(lease, None)
+        self._places.pop(lease, None)
         self._losing.discard(lease)
         deadline = asyncio.get_running_loop().time() + RELEASE_S
         try:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from rollart.config.placement import Placement, placements
 from rollart.config.schema import Retry, RunConfig
+from rollart.control.barrier import Barrier
 from rollart.control.buffer import Buffer
 from rollart.control.checkpoint import Checkpointing, Kept
 from rollart.control.elastic import Elastic, Seat, Worker
@@ -29,6 +31,9 @@ from rollart.sched.mixing import Mix
 from rollart.sched.staleness import Window
 from rollart.sched.variance import Filter
 
+SERVING_ROLES: tuple[Role, ...] = ("mixed", "decode")
+"""Roles whose worker is an engine; the prefill half of a split engine stands behind its decode half's port."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
@@ -40,17 +45,17 @@ class Ports:
 
 async def start(config: RunConfig, world: World, elastic: Elastic) -> Ports:
     """Start every role at once; what cannot be had is an error before anything is sampled."""
-    hosts: list[Role] = ["env"] * config.envs.hosts
-    engines: list[Role] = ["mixed"] * config.engine.count
-    score: list[Role] = ["score"] if any(spec.scored for spec in world.tasks) else []
-    roles: list[Role] = ["train", *hosts, *engines, *score]
-    ports: dict[Role, list[Worker]] = {role: [] for role in roles}
-    for role, worker in zip(roles, await elastic.start_all(roles), strict=True):
-        ports[role].append(worker)
+    trainer, *engines = placements(config)
+    hosts = [Placement(role="env")] * config.envs.hosts
+    score = [Placement(role="score")] if any(spec.scored for spec in world.tasks) else []
+    places = [trainer, *hosts, *engines, *score]
+    ports: dict[Role, list[Worker]] = {place.role: [] for place in places}
+    for place, worker in zip(places, await elastic.start_all(places), strict=True):
+        ports[place.role].append(worker)
     return Ports(
         trainer=Seat(*ports["train"][0]),
         env=ports["env"][0].port,  # one port for all hosts
-        engines=tuple(worker.port for worker in ports["mixed"]),
+        engines=tuple(worker.port for role in SERVING_ROLES for worker in ports.get(role, ())),
         scorer=ports["score"][0].port if score else None,
     )
 
@@ -79,6 +84,7 @@ class Wired:
         self.rollout = Rollout(
             record, waits, fleet, ports.env, Rewards(waits, ports.scorer, limit_s=limits.score_s),
             tasks={spec.name: spec for spec in world.tasks},
+            barrier=Barrier(waits, turns=schedule.barrier == "turn", scores=schedule.score == "batch"),
             limits=CallLimits(env_open_s=limits.env_open_s, env_step_s=limits.env_step_s, turn_s=limits.turn_s),
         )  # fmt: skip
         self.buffer = Buffer(

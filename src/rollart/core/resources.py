@@ -57,6 +57,7 @@ class Lease:
     role: Role
     pool: str
     devices: tuple[str, ...]
+    degrees: Degrees = DEFAULT_DEGREES
     until_s: float = float("inf")
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollart.config.real import engine_of
 from rollart.config.schema import EngineConfig, RunConfig, VllmEngine
 from rollart.core.errors import ClusterError, failure
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease
@@ -55,6 +56,8 @@ class LocalCluster:
         """By lease, of what was started or half-started."""
         self._released: set[str] = set()
         self._env = RemoteEnv(self._host_lost, seed=config.seed)
+        self._remote: dict[str, RemoteEngine] = {}
+        """All that have started, those that are gone as well."""
         self._hosts: dict[str, tuple[Any, str]] = {}
         """Actor and lease of each host."""
         self._leases = 0
@@ -64,7 +67,7 @@ class LocalCluster:
 
     async def acquire(self, role: Role, pool: str, degrees: Degrees, *, deadline_s: float) -> Lease | Failure:
         self._leases += 1
-        return Lease(id=f"{role}-{self._leases}", role=role, pool=pool, devices=("local",))
+        return Lease(id=f"{role}-{self._leases}", role=role, pool=pool, devices=("local",), degrees=degrees)
 
     async def start(self, lease: Lease) -> Port | Failure:
         """See `ports.Cluster`. A start that is given up, or whose lease is released meanwhile, leaves nothing that runs once
@@ -113,6 +116,13 @@ class LocalCluster:
         while True:
             yield await self._changes.get()
 
+    def counts(self) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[float, ...]]]:
+        """Batches sent and polls answered so far, by role; what each engine says that it has computed."""
+        pairs = [engine.traffic for engine in self._remote.values()]
+        engines = (sum(sent for sent, _ in pairs), sum(polls for _, polls in pairs))
+        work = {name: engine.work for name, engine in self._remote.items()}
+        return {"engine": engines, "env": self._env.traffic}, work
+
     # --- one role each -----------------------------------------------------------------------------------------------
 
     async def _trainer(self, lease: Lease) -> Trainer:
@@ -146,6 +156,7 @@ class LocalCluster:
         self._stops[lease.id] = stop
         _started(await call("engine", actor.start.remote()))
         engine.open()
+        self._remote[name] = engine
         return engine
 
     async def _host(self, lease: Lease) -> RemoteEnv:
@@ -202,7 +213,7 @@ class LocalCluster:
 
 def _engine_of(config: RunConfig) -> tuple[type, EngineConfig | VllmEngine]:
     """The engine's actor and its configuration. Paths are made whole here: an actor's process may have another folder."""
-    engine = config.engine
+    engine = engine_of(config)
     if isinstance(engine, VllmEngine):
         from rollart.runtime.vllm.actor import VllmActor
 

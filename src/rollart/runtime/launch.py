@@ -1,6 +1,7 @@
 """From a resolved configuration to a finished run folder: the composition root of the local world.
 
-Wires what runs on this machine; the run's folder is `folder.py`'s. Invariant: whatever happens, no process of the run is left.
+Wires what runs on this machine; the records of a run are `folder.py`'s. Invariant: whatever happens, no process of the run
+is left.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollart.config.load import Resolved, load_file
-from rollart.config.schema import InlineWorld, RunConfig, VllmEngine
+from rollart.config.real import model_of, require_real
+from rollart.config.schema import InlineWorld, RunConfig, VirtualWorld, VllmEngine
 from rollart.control import run as control
 from rollart.control.evaluate import Score
 from rollart.control.garbage import spare_the_loop
@@ -21,15 +23,16 @@ from rollart.core.errors import RollartError, RunFailed, describe
 from rollart.core.events import Recorder
 from rollart.core.types import Failure, Manifest, TaskSpec, Version
 from rollart.observe.display import Display, print_scores, print_summary
+from rollart.observe.run_folder import CONFIG, held, keep_config, results
 from rollart.ports import Trainer, World
-from rollart.runtime import health, reap, room
+from rollart.runtime import reap, room, usage
 from rollart.runtime.actors import Actors, InlineActors, RayActors, start_ray, stop_ray
 from rollart.runtime.checkpoints import DiskCheckpoints
 from rollart.runtime.cluster import LocalCluster
 from rollart.runtime.envs.baselines import Transcript, constant_baseline, random_baseline
 from rollart.runtime.envs.tasks import eval_instances, task_specs
 from rollart.runtime.envs.workers import raised
-from rollart.runtime.folder import CHECKPOINTS, CONFIG, Start, held, keep_config, open_records, results, where_from
+from rollart.runtime.folder import CHECKPOINTS, Start, open_records, where_from
 from rollart.runtime.models import hf_config
 from rollart.runtime.probe import model_scores
 from rollart.runtime.saved import SavedWeights, load_model, save_model
@@ -86,7 +89,7 @@ def _go(resolved: Resolved, folder: Path, start: Start, *, plain: bool) -> None:
         world = World(
             name=config.world.kind, cluster=cluster, store=VersionBook(), tasks=specs, sinks=records.sinks,
             keep=records.keep, prepare=_Preparing(config, specs, tokenizer), checkpoints=checkpoints,
-            resumed=start.resumed, beside=health.watched,
+            resumed=start.resumed, beside=usage.beside(cluster.counts),
             conclude=_Keeping(config, folder, tokenizer.vocab_size),
         )  # fmt: skip
         spare_the_loop()
@@ -110,7 +113,7 @@ def evaluate(run_dir: Path, *, instance_seed: int, count: int, greedy: bool) -> 
     room.require(config)
     with reap.labelled(run_dir, guest=True) as label, _actors(config, f"rollart-eval-{config.name}", label) as actors:
         scored = isinstance(config.engine, VllmEngine)
-        probe = model_scores(hf_config(config.model, tokenizer.vocab_size), tensors) if scored else ()
+        probe = model_scores(hf_config(model_of(config), tokenizer.vocab_size), tensors) if scored else ()
         saved = SavedWeights(tensors, bucket_bytes=config.trainer.bucket_bytes, put=actors.put, probe=probe)
         scores = asyncio.run(_score(config, tokenizer, specs, actors, saved, version, greedy=greedy))
     known = {name: sum(one.split == "train" for one in ones) for name, ones in drawn.items()}
@@ -147,6 +150,9 @@ def _actors(config: RunConfig, namespace: str, label: reap.Label) -> Iterator[Ac
     """Where actors live, in the configured world, for as long as the run does."""
     if isinstance(config.world, InlineWorld):
         yield InlineActors()
+        return
+    if isinstance(config.world, VirtualWorld):
+        require_real(config)
         return
     try:
         start_ray(config.world, namespace=namespace, label=label)
@@ -223,4 +229,4 @@ class _Keeping:
     vocab_size: int
 
     async def __call__(self, manifest: Manifest) -> None:
-        await save_model(self.folder, self.config.model, self.vocab_size, manifest)
+        await save_model(self.folder, model_of(self.config), self.vocab_size, manifest)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollart.config.explain import FP32_BYTES, parameters_of
+from rollart.config.real import engine_of, model_of
 from rollart.config.schema import CharsTokenizer, LocalWorld, PretrainedModel, RunConfig, ScratchModel, VllmEngine
 from rollart.core.errors import ClusterError
 from rollart.runtime.pretrained import local_folder
@@ -105,7 +106,7 @@ def line_of(need: Need) -> str:
 def needs(config: RunConfig, machine: Machine) -> Iterator[Need]:
     """Everything that the run asks of the machine, met or not."""
     cores = machine.cores
-    for role, asked in (("trainer", config.trainer.threads), ("engine", config.engine.threads)):
+    for role, asked in (("trainer", config.trainer.threads), ("engine", engine_of(config).threads)):
         key = f"{role}.threads"
         yield Need(key, asked, cores, machine.cores_by, f"{key}={cores} or fewer", "cores")
     if isinstance(config.world, LocalWorld):
@@ -134,7 +135,7 @@ def saver(part: str, config: RunConfig) -> str:
     if part == "object store" and isinstance(config.world, LocalWorld):
         return f"world.object_store_mb={config.world.object_store_mb}"
     if part == "engines":
-        engine = config.engine
+        engine = engine_of(config)
         cache = f"kv_gb={engine.kv_gb}" if isinstance(engine, VllmEngine) else f"kv_tokens={engine.kv_tokens}"
         return f"engine.count={engine.count}, engine.{cache}, or a smaller model"
     if part == "trainer":
@@ -163,7 +164,7 @@ def memory_parts(config: RunConfig) -> dict[str, int]:
 
 def kv_tokens_of(config: RunConfig) -> int:
     """Tokens of key/value cache in an engine."""
-    engine = config.engine
+    engine = engine_of(config)
     return (engine.kv_gb << 30) // kv_token_bytes(config) if isinstance(engine, VllmEngine) else engine.kv_tokens
 
 
@@ -188,7 +189,7 @@ class ModelSizes(NamedTuple):
 
 def model_sizes(config: RunConfig) -> ModelSizes:
     """Zeros for a folder that cannot be read: building the model tells what is wrong with it."""
-    model = config.model
+    model = model_of(config)
     if isinstance(model, ScratchModel):
         # of a tokenizer from a folder the size is not known here; its part is left out of an estimate from below
         vocabulary = len(config.tokenizer.alphabet) + 1 if isinstance(config.tokenizer, CharsTokenizer) else 0

@@ -20,6 +20,17 @@ COMPANIONS = {
     "none": ("schedule.max_staleness=0",),  # asynchronous training needs a correction
 }
 """What a variant needs beside its own keys."""
+POOL = ("cluster.pools.probe.device=H20", "cluster.pools.probe.roles=[mixed, train]")
+BESIDE = {
+    "cluster.pools.": POOL,
+    "schedule.colocated": ("schedule.max_staleness=0",),
+    "cluster.devices.": tuple(
+        f"cluster.devices.probe.{name}=1" for name in ("tflops", "memory_gib", "memory_gb_per_s", "link_gb_per_s")
+    ),
+}
+"""What keys that begin so need beside them."""
+LISTS = {"cluster.pools.probe.roles": "mixed, train, score", "affinity.tasks.probe.pools": "probe"}
+"""Values of lists that cannot hold any word."""
 TEXTS = ("another", r'"ab\n"')
 """Values for fields that take text; the second is an alphabet."""
 STEPS = (1, 2, -1, -2, 4, 6, 8, 16, 24, 56)
@@ -52,23 +63,34 @@ def candidates(key: Key) -> Iterator[tuple[str, Any]]:
         for text in TEXTS:
             yield f"{dotted}={text}", "ab\n" if text.startswith('"') else text
     elif key.shape.annotation in (int, float):
+        default = default if isinstance(default, int | float) else 1
         for step in STEPS:
             yield f"{dotted}={default + step}", default + step
         for share in (0.5, 0.25):
             yield f"{dotted}={default * share + 0.1}", default * share + 0.1
     else:
-        yield f"{dotted}=[one, two]", ("one", "two")
+        words = LISTS.get(dotted, "one, two")
+        yield f"{dotted}=[{words}]", tuple(words.split(", "))
 
 
 def surroundings(key: Key) -> list[str]:
     """The words that choose the key's variants and fill what those require."""
     words = [f"{named(part)}.kind={kind}" for part, kind in key.kinds]
     words += [word for _, kind in key.kinds for word in COMPANIONS.get(kind, ())]
+    beside = (word for start, needed in BESIDE.items() if key.dotted.startswith(start) for word in needed)
+    if ("affinity", "table") in key.kinds:
+        words += [*POOL, "affinity.tasks.probe.pools=[probe]"]
+    words += [word for word in beside if not word.startswith(f"{named(key.dotted)}=")]
     for other in walk():
         inside = key.kinds and other.kinds[: len(key.kinds)] == key.kinds and len(other.kinds) == len(key.kinds)
-        if inside and other.field.is_required() and other.dotted != key.dotted and not other.dotted.endswith(".kind"):
+        if (
+            inside
+            and other.field.is_required()
+            and other.dotted != key.dotted
+            and not other.dotted.endswith((".kind", ".pools"))
+        ):
             words.append(f"{named(other.dotted)}=filler")
-    return words
+    return [word for word in words if not word.startswith(f"{named(key.dotted)}=") or key.dotted.endswith(".kind")]
 
 
 def value_at(config: RunConfig, dotted: str) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rollart.config.real import model_of
 from rollart.config.schema import (
     EnvConfig,
     FrozenLakeEnv,
@@ -133,7 +134,7 @@ def task_specs(config: RunConfig, tokenizer: Tokenizer) -> tuple[TaskSpec, ...]:
                 success_at=task.success_at,
                 max_turns=task.max_turns,
                 max_tokens=task.max_tokens,
-                max_context=max_context(config.model),
+                max_context=max_context(model_of(config)),
                 stop_ids=tokenizer.stop_ids,
                 scored=task.scorer is not None,
             )

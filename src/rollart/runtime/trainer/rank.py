@@ -22,6 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rollart.config.real import model_of
 from rollart.config.schema import (
     Algorithm,
     Optimizer,
@@ -75,7 +76,7 @@ class TrainerSpec:
 
 def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
     return TrainerSpec(
-        model=config.model,
+        model=model_of(config),
         vocab_size=vocab_size,
         seed=seed_of(config.seed, "model"),
         algorithm=config.algorithm,
