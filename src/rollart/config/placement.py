@@ -139,7 +139,7 @@ def engine_degrees(config: RunConfig, name: str, pool: PoolConfig) -> Degrees:
             cost = engine_cost(
                 device_of(config.cluster, pool.device), shape_of(config.model), degrees, precision=_dtype(config)
             )
-            if cost.kv_capacity_tokens() >= LEAST_KV_TOKENS:
+            if cost.kv_capacity_tokens() >= max(LEAST_KV_TOKENS, WITH_SPARE * config.model.max_context):
                 _fits_pool(where, degrees, pool)
                 return degrees
             last = ConfigError(f"only {cost.kv_capacity_tokens():.0f} tokens of cache would be left")
@@ -154,6 +154,8 @@ def engine_degrees(config: RunConfig, name: str, pool: PoolConfig) -> Degrees:
 
 LEAST_KV_TOKENS = 32768
 """Cache below which an engine holds hardly one long trajectory."""
+WITH_SPARE = 1.05
+"""Times the longest trajectory: blocks of cache are not always full."""
 
 
 def _fits_pool(where: str, degrees: Degrees, pool: PoolConfig) -> None:

@@ -222,6 +222,10 @@ class RunConfig(Node):
             if isinstance(self.world, InlineWorld) and self.trainer.ranks > 1
             else None,
             *cluster_problems(self.cluster, self.affinity, self.tasks),
+            f"eval.every={self.eval.every} with schedule.colocated=true: an evaluation beside training has no devices; use "
+            "eval.every=0"
+            if self.eval.every and self.schedule.colocated and self.cluster.pools
+            else None,
             *vllm_problems(self.engine, self.model, self.sampling),
             *self._too_small(),
         )

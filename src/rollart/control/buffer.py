@@ -136,6 +136,8 @@ class Buffer:
         """Set while the trainer waits for a batch."""
         self.opened = 0
         """Groups opened so far."""
+        self._completed = 0
+        """Groups completed so far."""
         self.recent: deque[Counter[str]] = deque(maxlen=mix_window)
         """Trajectories per task of the last batches."""
 
@@ -152,12 +154,12 @@ class Buffer:
         release early, together with a whole batch that is due then by right, and one of the two is thrown away.
         """
         ahead = self.window.open + self.window.buffered
-        batches = min(ahead // self.window.groups_per_batch, self.window.max_staleness)
+        batches = min(ahead // self.window.groups_per_batch, self.window.oldest_trained)
         return self._oldest_at(self.next_release + batches)
 
     def _oldest_at(self, batches: int) -> Version:
         """The oldest version that may still be trained by weights with as many batches behind them."""
-        return self.lineage.first(max(0, oldest_allowed(batches, self.window.max_staleness)))
+        return self.lineage.first(max(0, oldest_allowed(batches, self.window.oldest_trained)))
 
     def oldest_unmasked(self, version: Version, mask_older_than: int) -> Version:
         """The oldest version whose tokens enter the loss at `version` (`algorithm.mask_older_than`, -1: no mask)."""
@@ -203,9 +205,12 @@ class Buffer:
 
     def _buffered(self, group: Group) -> None:
         group.life.to("buffered")
-        self._ready[group.id] = Ready(
-            group=group.id, task=group.instance.task, order=group.order, oldest=self._age(group.oldest)
-        )
+        self._completed += 1
+        if self.window.bounded:
+            order, oldest = group.order, self._age(group.oldest)
+        else:  # batches take whatever finished first
+            order, oldest = self._completed, None
+        self._ready[group.id] = Ready(group=group.id, task=group.instance.task, order=order, oldest=oldest)
         self.window.completed()
 
     def complete(self, group: Group) -> None:
@@ -265,7 +270,7 @@ class Buffer:
                 return None
             at = self.lineage.batches(version)
             decision = release(
-                tuple(self._ready.values()), version=at, max_staleness=self.window.max_staleness, quota=quota
+                tuple(self._ready.values()), version=at, max_staleness=self.window.oldest_trained, quota=quota
             )
             for name in decision.stale:
                 self.drop(self.groups[name], "stale")
@@ -313,7 +318,7 @@ class Buffer:
         """After a release: abort what can no longer be trained, drop what redundant groups over-produced."""
         live = self._live_versions()
         for group in [g for g in self.groups.values() if g.life.state in ("open", "buffered")]:
-            if hopeless(self._age(_oldest_of(group, live)), self.next_release, self.window.max_staleness):
+            if hopeless(self._age(_oldest_of(group, live)), self.next_release, self.window.oldest_trained):
                 self.drop(group, "stale")
         if self.window.redundant_groups:
             coming = range(step + 1, step + 1 + min(self.window.max_staleness, self.wanted))

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from rollart.config.schema import Algorithm
 from rollart.control.buffer import Batch, Buffer
+from rollart.control.colocation import Colocation
 from rollart.control.fleet import Fleet
 from rollart.control.recovery import Recovery
 from rollart.control.waits import WaitExpired, Waits
@@ -49,7 +50,8 @@ class TrainRules:
 class Training:
     def __init__(
         self, record: Recorder, waits: Waits, ledger: Ledger, buffer: Buffer, fleet: Fleet, weights: Weights,
-        recovery: Recovery, *, rules: TrainRules, after_step: Callable[[int, Version], Awaitable[Version]],
+        recovery: Recovery, colocation: Colocation, *, rules: TrainRules,
+        after_step: Callable[[int, Version], Awaitable[Version]],
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
@@ -58,6 +60,7 @@ class Training:
         self._fleet = fleet
         self._weights = weights
         self._recovery = recovery
+        self._colocation = colocation
         self._rules = rules
         self._after_step = after_step
         self._masked = 0
@@ -97,8 +100,9 @@ class Training:
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._record("step_started", step=batch.step, version=version)
-        metrics = await self.optimise(batch)
-        seconds = round(loop.time() - started, 6)
+        async with self._colocation.training():
+            metrics = await self.optimise(batch)
+            seconds = round(loop.time() - started, 6)
         await self._weights.publish(batch.step, version + 1)
         self._record(
             "step_finished", step=batch.step, version=version, seconds=seconds,

@@ -6,15 +6,17 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from rollart.config.placement import Placement, placements
+from rollart.config.placement import Placement, colocated_pools, placements
 from rollart.config.schema import Retry, RunConfig
 from rollart.control.barrier import Barrier
 from rollart.control.buffer import Buffer
 from rollart.control.checkpoint import Checkpointing, Kept
+from rollart.control.colocation import Colocation
 from rollart.control.elastic import Elastic, Seat, Worker
 from rollart.control.evaluate import Evaluator
 from rollart.control.fleet import Fleet, Spawn
 from rollart.control.groups import GroupRules, Groups
+from rollart.control.preferences import affinity_of
 from rollart.control.recovery import Recovery
 from rollart.control.rewards import Rewards
 from rollart.control.rollout import CallLimits, Rollout
@@ -79,7 +81,9 @@ class Wired:
         self.seat = ports.trainer
         keeps = world.checkpoints is not None and config.checkpoint.every > 0
         self.ledger = ledger = Ledger()
-        self.fleet = fleet = Fleet(record, waits, ledger, seed=config.seed, spawn=spawn, on_lost=engine_lost)
+        self.fleet = fleet = Fleet(
+            record, waits, ledger, seed=config.seed, spawn=spawn, on_lost=engine_lost, affinity=affinity_of(config)
+        )
         mix = Mix(shares(world), schedule.groups_per_batch)
         self.rollout = Rollout(
             record, waits, fleet, ports.env, Rewards(waits, ports.scorer, limit_s=limits.score_s),
@@ -111,7 +115,8 @@ class Wired:
             optimise=lambda batch: self.training.optimise(batch), enabled=keeps,
         )  # fmt: skip
         self.training = Training(
-            record, waits, ledger, self.buffer, fleet, self.weights, self.recovery, after_step=after_step,
+            record, waits, ledger, self.buffer, fleet, self.weights, self.recovery,
+            Colocation(record, waits, fleet, pools=colocated_pools(config), limit_s=limits.start_s), after_step=after_step,
             rules=TrainRules(
                 steps=schedule.steps, steps_per_batch=schedule.steps_per_batch, paper=schedule.sync_order == "paper",
                 algorithm=config.algorithm, batch_s=limits.batch_s, train_s=limits.train_s, seed=config.seed,
@@ -131,6 +136,7 @@ def _window(config: RunConfig) -> Window:
     return Window(
         groups_per_batch=schedule.groups_per_batch, max_staleness=schedule.max_staleness,
         redundant_groups=schedule.redundant_groups,
+        bounded=schedule.enforce == "admission_and_release",
     )  # fmt: skip
 
 

@@ -12,10 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rollart.observe.audit_record import Record
+from rollart.observe.audit_record import Record, bound_of
 from rollart.observe.audit_versions import VERSION_PROMISES, continued
 from rollart.sched.mixing import Mix
-from rollart.sched.staleness import Lineage
+from rollart.sched.staleness import NO_BOUND, Lineage
 
 Attempt = tuple[str, int]
 ENDINGS = ("done", "failed", "cancelled")
@@ -234,13 +234,13 @@ def batches_in_order(record: Record) -> Iterator[str]:
 def staleness_bounded(record: Record) -> Iterator[str]:
     """Nothing is trained on tokens that are too old, counted in batches and not in numbers."""
     lineage, served = Lineage(), -1
-    bound = record.started["max_staleness"]
+    bound = bound_of(record.started)
     for row in record.rows:
         if row["kind"] == "published":
             lineage = continued(lineage, row)
             served = row["version"]
         elif row["kind"] == "resumed":
-            bound = row.get("max_staleness", bound)
+            bound = bound if bound == NO_BOUND else row.get("max_staleness", bound)
         elif row["kind"] == "batch_released":
             at = lineage.batches(row["version"])
             if row["version"] != served or at != row["step"]:

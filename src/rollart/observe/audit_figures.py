@@ -79,12 +79,16 @@ def _steps(record: Record) -> Iterator[str]:
     tokens = {row["step"]: row["tokens"] for row in record.of("batch_released")}
     started = {row["step"]: row for row in record.of("step_started")}
     published = {row["step"]: row for row in record.of("published")}
+    given_back = [row for row in record.of("devices_switched") if row["to"] == "rollout"]
     for row in record.of("step_finished"):
         step = row["step"]
         if row["trained_tokens"] + row.get("masked_tokens", 0) != tokens.get(step):
             yield f"figures: step {step} trained {row['trained_tokens']} tokens of {tokens.get(step)}"
         if step in started and step in published:
-            took = published[step]["t"] - published[step]["seconds"] - started[step]["t"]
+            began, offered = started[step]["t"], published[step]["t"] - published[step]["seconds"]
+            # devices that are shared go back to the engines between the step and its publish
+            back = sum(one["seconds"] for one in given_back if began <= one["t"] <= published[step]["t"])
+            took = offered - began - back
             if _differ(row["seconds"], took, 2 * CLOSE):
                 yield f"figures: step {step} took {row['seconds']} s and says {took:.6f}"
 

@@ -12,9 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from rollart.core.types import Trajectory
+from rollart.sched.staleness import NO_BOUND
 
 Row = dict[str, Any]
 """An event with its `data` beside its ids."""
+
+
+def bound_of(started: Mapping[str, Any]) -> int:
+    """The staleness that a run promises to keep; NO_BOUND where it is checked at admission only."""
+    return NO_BOUND if started.get("enforce") == "admission" else int(started["max_staleness"])
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from rollart.observe.audit_record import Record, Row
-from rollart.sched.staleness import Lineage
+from rollart.observe.audit_record import Record, Row, bound_of
+from rollart.sched.staleness import NO_BOUND, Lineage
 
 
 def versions_rise(record: Record) -> Iterator[str]:
@@ -90,7 +90,7 @@ def evaluations_are_pinned(record: Record) -> Iterator[str]:
 
 def routes_are_useful(record: Record) -> Iterator[str]:
     """No turn goes to an engine whose tokens could not be trained any more, or are older than those that it goes on from."""
-    lineage, bound = Lineage(), record.started["max_staleness"]
+    lineage, bound = Lineage(), bound_of(record.started)
     served: dict[str, int] = {}
     newest: dict[tuple[str, int], int] = {}
     training: set[tuple[str, int]] = set()
@@ -100,7 +100,7 @@ def routes_are_useful(record: Record) -> Iterator[str]:
         if kind == "published":
             lineage = continued(lineage, row)
         elif kind == "resumed":
-            bound = row.get("max_staleness", bound)
+            bound = bound if bound == NO_BOUND else row.get("max_staleness", bound)
         elif kind == "applied":
             served[row["engine"]] = row["version"]
         elif kind == "batch_released":

@@ -16,6 +16,10 @@ from rollart.core.errors import InvariantBroken
 from rollart.core.types import Version
 
 
+NO_BOUND = 1 << 40
+"""A staleness that no run reaches."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Window:
     """Admission: groups open + buffered + in training stay within (max_staleness + 1) batches, redundant groups beside.
@@ -26,6 +30,8 @@ class Window:
     groups_per_batch: int
     max_staleness: int
     redundant_groups: int = 0
+    bounded: bool = True
+    """False: the bound is checked here only, as AReaL does; what was admitted is trained however old it has become."""
     open: int = 0
     buffered: int = 0
     training: int = 0
@@ -33,6 +39,11 @@ class Window:
     @property
     def outstanding(self) -> int:
         return self.open + self.buffered + self.training
+
+    @property
+    def oldest_trained(self) -> int:
+        """Staleness beyond which nothing is trained."""
+        return self.max_staleness if self.bounded else NO_BOUND
 
     @property
     def capacity(self) -> int:

@@ -1,0 +1,62 @@
+"""Devices that rollout and training share: engines give them up before a step and take them back after it.
+
+Invariant: while the trainer computes on shared devices, no engine on them holds memory; engines on other pools go on. Where
+nothing is shared nothing happens, not even an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rollart.control.fleet import Fleet
+from rollart.control.waits import WaitExpired, Waits
+from rollart.core.errors import RunFailed, failure
+from rollart.core.events import Recorder
+from rollart.ports import Engine
+
+
+class Colocation:
+    """`pools`: those whose devices are shared; `limit_s`: how long one switch may take."""
+
+    def __init__(self, record: Recorder, waits: Waits, fleet: Fleet, *, pools: frozenset[str], limit_s: float) -> None:
+        self._record = record
+        self._waits = waits
+        self._fleet = fleet
+        self._pools = pools
+        self._limit_s = limit_s
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        """Inside, the shared devices are the trainer's. Raises RunFailed when engines do not give them up or take them back."""
+        if not self._pools:
+            yield
+            return
+        await self._switch("train")
+        yield  # a step that fails is done again, on devices that are still the trainer's
+        await self._switch("rollout")
+
+    async def _switch(self, to: str) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        sharing = [engine for engine in self._fleet.engines.values() if engine.info.pool in self._pools]
+        calls = (engine.sleep() if to == "train" else engine.wake() for engine in sharing)
+        try:
+            await self._waits.on(
+                _all(calls), what=f"engines to hand devices over to {'training' if to == 'train' else 'rollout'}",
+                deadline_s=started + self._limit_s,
+            )  # fmt: skip
+        except WaitExpired as expired:
+            why = failure("engine", "timeout", f"{expired}: {', '.join(_names(sharing))}")
+            raise RunFailed("engines and trainer share devices, and these did not change hands", why) from expired
+        self._record("devices_switched", to=to, engines=len(sharing), seconds=round(loop.time() - started, 6))
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*calls)
+
+
+def _names(engines: list[Engine]) -> list[str]:
+    return [engine.info.id for engine in engines]
