@@ -121,14 +121,16 @@ class AutoAffinity(Node):
 AffinityConfig = Annotated[NoAffinity | TableAffinity | AutoAffinity, Field(discriminator="kind")]
 
 
-def cluster_problems(cluster: ClusterConfig, affinity: Node, tasks: Mapping[str, object]) -> list[str]:
-    """What cannot hold among pools and affinity, a line each."""
+def cluster_problems(
+    cluster: ClusterConfig, affinity: Node, tasks: Mapping[str, object], *, colocated: bool
+) -> list[str]:
+    """What cannot hold among pools and affinity, a line each. `colocated`: the trainer's pool samples as well."""
     problems: list[str] = []
     roles = {role for pool in cluster.pools.values() for role in pool.roles}
     names = ", ".join(cluster.pools) or "none"
     if cluster.pools and "train" not in roles:
         problems.append(f"cluster.pools ({names}) has no pool with role train; add train to the roles of one")
-    if cluster.pools and "mixed" not in roles and not {"prefill", "decode"} <= roles:
+    if cluster.pools and not colocated and "mixed" not in roles and not {"prefill", "decode"} <= roles:
         problems.append(
             f"cluster.pools ({names}) has nothing that samples; give a pool role mixed, or one prefill and one decode"
         )

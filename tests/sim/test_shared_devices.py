@@ -1,0 +1,73 @@
+"""Colocated rollout and training: engines sleep while the trainer has their devices, and sample again with new weights."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from simruns import a_config, a_task, check, random_env, simulate
+
+from rollart.config.schema import RunConfig
+from rollart.sim.engine import EngineModel
+from rollart.sim.trainer import TrainerModel
+from rollart.sim.world import SimCluster
+
+SLEEP_S, WAKE_S, TRAIN_S = 2.0, 3.0, 10.0
+
+
+def cluster() -> SimCluster:
+    return SimCluster(
+        engine=EngineModel(token_s=0.1, sleep_s=SLEEP_S, wake_s=WAKE_S), env=random_env(),
+        trainer=TrainerModel(finish_s=TRAIN_S),
+    )  # fmt: skip
+
+
+def shared(**schedule: object) -> RunConfig:
+    pools = {"gpus": {"device": "H20", "nodes": 1, "devices_per_node": 4, "roles": ["train"], "tp": 2}}
+    return a_config([a_task()], schedule={"max_staleness": 0, "colocated": True, **schedule}, cluster={"pools": pools})
+
+
+def test_nothing_is_sampled_while_the_trainer_has_the_devices() -> None:
+    sim = simulate(shared(), [a_task()], cluster())
+    check(sim)
+    assert len(sim.cluster.engines) == 2  # four devices, two ranks an engine
+    switched = [(row["to"], row["seconds"]) for row in sim.of("devices_switched")]
+    assert switched == [("train", SLEEP_S), ("rollout", WAKE_S)] * 4
+    given = [row["t"] for row in sim.of("devices_switched", to="train")]
+    back = [row["t"] for row in sim.of("devices_switched", to="rollout")]
+    for row in sim.of("turn_done"):
+        assert not any(a < row["t"] - row["seconds"] < b or a < row["t"] < b for a, b in zip(given, back, strict=True))
+
+
+def test_a_step_costs_what_it_costs_apart_and_both_switches() -> None:
+    apart = simulate(a_config([a_task()], engines=2, schedule={"max_staleness": 0}), [a_task()], cluster())
+    together = simulate(shared(), [a_task()], cluster())
+    assert together.ended_s - apart.ended_s == pytest.approx(4 * (SLEEP_S + WAKE_S))
+
+
+def test_without_pools_nothing_is_shared() -> None:
+    config = a_config([a_task()], schedule={"max_staleness": 0, "colocated": True})
+    sim = simulate(config, [a_task()], cluster())
+    check(sim)
+    assert sim.of("devices_switched") == []
+
+
+def test_engines_that_do_not_let_go_end_the_run_with_the_reason() -> None:
+    stuck = SimCluster(engine=EngineModel(token_s=0.1, sleep_s=1e9), env=random_env())
+    config = shared().model_copy(update={"deadlines": shared().deadlines.model_copy(update={"start_s": 5.0})})
+    sim = simulate(config, [a_task()], stuck)
+    assert sim.error is not None and "share devices" in str(sim.error)
+
+
+def test_a_trainer_that_is_lost_in_a_step_leaves_the_devices_its_successor_s() -> None:
+    async def lose(cluster: SimCluster, rows: object) -> None:
+        while not cluster.trainers or cluster.trainers[-1].phase != "finish":
+            await asyncio.sleep(0.5)
+        cluster.lose_trainer()
+
+    from rollart.sim.disk import SimCheckpoints
+
+    inside = cluster()
+    sim = simulate(shared(), [a_task()], inside, script=lose, checkpoints=SimCheckpoints(inside.disk))
+    check(sim)
+    assert [row["to"] for row in sim.of("devices_switched")].count("rollout") == 4
