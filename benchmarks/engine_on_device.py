@@ -1,10 +1,12 @@
-"""The engine on an accelerator: decode, prefill and weight apply, beside transformers and beside the device's own ceilings.
+"""The engine on an accelerator: decode, prefill, weight apply and a training step, beside transformers and the ceilings.
 
     python benchmarks/engine_on_device.py --json FILE [--device cuda] [--size 1b]
 
 The ceilings are measured in the same call: a copy of a large tensor for memory bandwidth, a bf16 matrix product for FLOP/s.
-A decode step reads every weight and the batch's keys and values once; prefill does two FLOP per weight and token. Each figure
-is the median of `REPEATS` runs after one that is not counted. Sized to end within 8 minutes; `--device cpu --size tiny` tries
+A decode step reads every weight and the batch's keys and values once; prefill does two FLOP per weight and token, a training
+step six, and attention's beside. Weights come from host memory:
+`stage` brings a version near while the served one samples, `apply` is what stands still. Each figure is the median of `REPEATS`
+runs after one that is not counted. Sized to end within 8 minutes; `--device cpu --size tiny` tries
 the script.
 """
 
@@ -26,6 +28,7 @@ from engine_sides import Ours, Workload, generate, workload
 from rollart.config.schema import ScratchModel
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import build_model, hf_config, named_weights
+from rollart.runtime.trainer.policy import token_logprobs
 
 REPEATS = 5
 SIZES = {
@@ -34,6 +37,8 @@ SIZES = {
 }
 VOCAB = {"1b": 32000, "tiny": 512}
 ROWS, PROMPT, NEW = {"1b": 64, "tiny": 4}, {"1b": 512, "tiny": 32}, {"1b": 128, "tiny": 8}
+TRAIN_ROWS = {"1b": 8, "tiny": 2}
+"""Rows of prompt and new tokens in a training step: what the activations of one forward pass leave room for."""
 COPY_BYTES = {"1b": 4 << 30, "tiny": 1 << 24}
 GEMM = {"1b": 8192, "tiny": 256}
 
@@ -79,13 +84,46 @@ def decode(core: EngineCore, work: Workload, device: torch.device) -> dict[str, 
 
 
 def apply_s(core: EngineCore, weights: dict[str, torch.Tensor], device: torch.device) -> dict[str, float]:
-    """Staging a version from host memory, and serving it."""
+    """Staging a version from host memory, serving it, and reading its fingerprint back; a version each time."""
+    stages, applies = list[float](), list[float]()
+    for _ in range(REPEATS + 1):
+        stages.append(timed(device, lambda: core.stage(core.version + 1, weights)))
+        applies.append(timed(device, lambda: core.apply(core.version + 1)))
+    return {
+        "stage_s": statistics.median(stages[1:]),
+        "apply_s": statistics.median(applies[1:]),
+        "fingerprint_s": timed(device, core.fingerprint),
+    }
 
-    def stage() -> float:
-        return timed(device, lambda: core.stage(core.version + 1, weights))
 
-    stage_s = median_s(stage)
-    return {"stage_s": stage_s, "apply_s": timed(device, lambda: core.apply(core.version + 1))}
+def train(device: torch.device, size: str, top: dict[str, float]) -> dict[str, Any]:
+    """A training step: the model under bf16 autocast with fp32 weights, the trainer's log-probabilities, AdamW.
+
+    Model FLOP/s over those of the bf16 product. (The trainer's own packing of rows is made for CPUs.)"""
+    config, rows, prompt, new = hf_config(SIZES[size], VOCAB[size]), TRAIN_ROWS[size], PROMPT[size], NEW[size]
+    model: Any = build_model(config, seed=0)
+    model = model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
+    ids = torch.randint(0, VOCAB[size], (rows, prompt + new), device=device)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            hidden = model.model(input_ids=ids).last_hidden_state
+        trained = hidden[:, prompt - 1 : -1].reshape(-1, config.hidden_size).float()
+        logprobs, _ = token_logprobs(trained, model.lm_head.weight, ids[:, prompt:].reshape(-1), 1.0, False)
+        torch.autograd.backward(-logprobs.mean())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step_s = median_s(lambda: timed(device, step))
+    tokens = rows * (prompt + new)
+    inner = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "lm_head" not in name)
+    head = VOCAB[size] * config.hidden_size * rows * new
+    scores = config.num_hidden_layers * config.num_attention_heads * config.head_dim * rows * (prompt + new) ** 2
+    # Backward is twice forward. Of attention's two products the causal half counts. What is computed twice counts once.
+    flop = 6 * inner * tokens + 6 * head + 6 * scores
+    figures = {"step_s": step_s, "tokens_per_s": tokens / step_s, "flop": float(flop)}
+    return _case("train_mfu", flop / step_s / top["flop_per_s"], figures, top)
 
 
 def measure(device: torch.device, size: str) -> dict[str, Any]:
@@ -124,6 +162,8 @@ def measure(device: torch.device, size: str) -> dict[str, Any]:
         _case("generate", best / ours["whole_s"], ours | {"tokens_per_s": work.n_tokens / ours["whole_s"]}, theirs),
         _case("apply", weight_bytes / top["bytes_per_s"] / applied["stage_s"], applied, top),
     ]
+    peer.to("cpu")
+    cases.append(train(device, size, top))
     return {"name": "engine_on_device", "device": _name(device), "size": size, "cases": cases}
 
 

@@ -51,6 +51,8 @@ LEAST_STEPS = 3
 """After the warm-up, however short the time is."""
 OURS_AROUND_S = 24.0
 """Assumed for start, warm-up and end of one run, when the time that a benchmark takes is worked out beforehand."""
+STARTS, NO_RAY = 4, "Ray did not start"
+"""How often a run is begun that ends with these words before its first event."""
 TAIL_CHARS = 3000
 WANTED = tuple(
     f'"kind":"{kind}"'.encode() for kind in ("batch_released", "step_finished", "group_completed", "published")
@@ -63,6 +65,10 @@ Say = Callable[[str], None]
 
 class PeerFailed(Exception):
     """A side did not do its work; the message says what, and how its output ends."""
+
+
+class _NoRay(PeerFailed):
+    """Nothing was measured: the machine was too busy for Ray's processes to find each other in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +192,14 @@ def save_weights(folder: Path) -> Path:
 def run(
     task: str, workers: Workers, setting: Setting, *, staleness: int, seed: int = 0, seconds: float | None = None
 ) -> Ran:
-    """Train for `seconds` after the warm-up. Raises PeerFailed."""
+    """Train for `seconds` after the warm-up. Raises PeerFailed; a run whose Ray does not come up is started again first."""
+    for _ in range(STARTS - 1):
+        with suppress(_NoRay):
+            return _run(task, workers, setting, staleness=staleness, seed=seed, seconds=seconds)
+    return _run(task, workers, setting, staleness=staleness, seed=seed, seconds=seconds)
+
+
+def _run(task: str, workers: Workers, setting: Setting, *, staleness: int, seed: int, seconds: float | None) -> Ran:
     wanted_s = setting.seconds if seconds is None else seconds
     values = config(task, workers, setting, staleness=staleness, seed=seed)
     with _started(values, setting) as (process, log, tail):
@@ -201,7 +214,9 @@ def run(
                 break
             if process.poll() is not None or time.monotonic() > until:
                 why = "did not come to its steps" if process.returncode is None else f"ended with {process.returncode}"
-                raise PeerFailed(f"{task}, max_staleness {staleness}, {workers.name}: the run {why}{tail()}")
+                output = tail()
+                failed = _NoRay if not events and NO_RAY in output else PeerFailed
+                raise failed(f"{task}, max_staleness {staleness}, {workers.name}: the run {why}{output}")
             time.sleep(LOOK_S)
         cpu = spent(before, _cpu_times(process.pid))
     began_s = next(event["t"] for event in events if event["kind"] == "published")

@@ -5,6 +5,9 @@ between two; a trajectory goes on as soon as its own turn ends, so nothing waits
 `--group` siblings. Against what: the same figures of `benchmarks/engine.py`. How: in vLLM's own environment, in which this
 package is not; `.venv-vllm/bin/python benchmarks/peers_vllm.py --model FOLDER --json FILE`. The first round warms up; vLLM
 gets temperature 1, ids in and out, and log-probabilities of what it sampled, as training needs them.
+
+`--serve`: one process for many runs. It answers each line of standard input, a workload as JSON (`prompts`, `observations` and
+`new`, what `engine_sides.Workload` has), with a line that says how long it took; the first line says that it is ready.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -27,6 +30,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 @dataclass(slots=True)
 class Trajectory:
     ids: list[int]
+    new: list[int] = field(default_factory=list)
+    """Tokens to sample in each turn."""
     turn: int = 0
     wanted: list[list[int]] = field(default_factory=list)
     """What is written after each turn but the last."""
@@ -34,30 +39,16 @@ class Trajectory:
 
 def main() -> int:
     options = _options().parse_args()
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": str(options.kv_gb),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(options.threads),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
-    import torch
-
-    torch.set_num_threads(options.threads)
-    longest = options.prompt + options.turns * (options.tokens + options.observation)
-    engine: Any = _vllm().LLM(
-        model=options.model, dtype=DTYPES[options.dtype], skip_tokenizer_init=True, enforce_eager=True,
-        enable_prefix_caching=True, block_size=32, max_model_len=longest, max_num_seqs=options.trajectories,
-        logprobs_mode="processed_logprobs",
-    ).llm_engine  # fmt: skip
+    answers = _own_output() if options.serve else None
+    engine = opened(options)
+    if answers is not None:
+        return serve(engine, answers)
     vocab = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
-    rounds = [measure(engine, drawn(options, vocab, seed), options.tokens, seed) for seed in range(options.rounds + 1)]
+    rounds = [measure(engine, drawn(options, vocab, seed), str(seed)) for seed in range(options.rounds + 1)]
     result = {
         "name": "vllm",
-        "versions": {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")},
-        "settings": {name: value for name, value in vars(options).items() if name not in ("json", "model")},
+        "versions": versions(),
+        "settings": {name: value for name, value in vars(options).items() if name not in ("json", "model", "serve")},
         "warm_up": rounds[0],
         "rounds": rounds[1:],
         "tokens_per_s": sorted(one["tokens_per_s"] for one in rounds[1:])[len(rounds[1:]) // 2],
@@ -70,6 +61,56 @@ def main() -> int:
     return 0
 
 
+def versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")}
+
+
+def opened(options: argparse.Namespace) -> Any:
+    """The engine, in this process."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(options.kv_gb),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(options.threads),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    import torch
+
+    torch.set_num_threads(options.threads)
+    longest = options.longest or options.prompt + options.turns * (options.tokens + options.observation)
+    return _vllm().LLM(
+        model=options.model, dtype=DTYPES[options.dtype], skip_tokenizer_init=True, enforce_eager=not options.compiled,
+        enable_prefix_caching=True, block_size=32, max_model_len=longest, max_num_seqs=options.trajectories,
+        logprobs_mode="processed_logprobs",
+    ).llm_engine  # fmt: skip
+
+
+def _own_output() -> TextIO:
+    """The standard output for answers alone; what anything else prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def serve(engine: Any, answers: TextIO) -> int:
+    """Run each workload that comes, until the input ends. The prefix cache is emptied before each."""
+
+    def answer(what: dict[str, Any]) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    answer({"ready": True, "versions": versions()})
+    for run, line in enumerate(sys.stdin):
+        work = json.loads(line)
+        engine.reset_prefix_cache()
+        rows = zip(work["prompts"], work["new"], work["observations"], strict=True)
+        trajectories = [Trajectory(list(ids), new, 0, seen[1:]) for ids, new, seen in rows]
+        answer(measure(engine, trajectories, str(run)))
+    return 0
+
+
 def drawn(options: argparse.Namespace, vocab: int, seed: int) -> list[Trajectory]:
     """Trajectories with prompts of their own per group and observations of their own."""
     chance = random.Random(seed)
@@ -78,21 +119,22 @@ def drawn(options: argparse.Namespace, vocab: int, seed: int) -> list[Trajectory
         return [chance.randrange(vocab) for _ in range(count)]
 
     prompts = [some(options.prompt) for _ in range(-(-options.trajectories // options.group))]
+    new, gaps = [options.tokens] * options.turns, options.turns - 1
     return [
-        Trajectory(list(prompts[at // options.group]), 0, [some(options.observation) for _ in range(options.turns - 1)])
+        Trajectory(list(prompts[at // options.group]), new, 0, [some(options.observation) for _ in range(gaps)])
         for at in range(options.trajectories)
     ]
 
 
-def measure(engine: Any, trajectories: list[Trajectory], tokens: int, seed: int) -> dict[str, float]:
+def measure(engine: Any, trajectories: list[Trajectory], run: str) -> dict[str, float]:
     """Run all to their ends; returns sampled tokens, seconds and tokens per second."""
 
     def ask(at: int) -> None:
         one = trajectories[at]
         params = _vllm().SamplingParams(
-            temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False, seed=None
+            temperature=1.0, max_tokens=one.new[one.turn], ignore_eos=True, logprobs=0, detokenize=False, seed=None
         )
-        engine.add_request(f"{seed}/{at}/{one.turn}", {"prompt_token_ids": list(one.ids)}, params)
+        engine.add_request(f"{run}/{at}/{one.turn}", {"prompt_token_ids": list(one.ids)}, params)
 
     sampled, started = 0, time.perf_counter()
     for at in range(len(trajectories)):
@@ -130,6 +172,11 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kv-gb", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compiled", action="store_true", help="vLLM's own default in place of eager execution")
+    parser.add_argument(
+        "--longest", type=int, default=0, help="tokens of the longest sequence; 0: by the other options"
+    )
+    parser.add_argument("--serve", action="store_true", help="workloads from standard input, an answer a line")
     parser.add_argument("--json", default="", help="file; standard output without it")
     return parser
 

@@ -37,6 +37,8 @@ DIFFERENCES = (
     "TRL pads a batch to its longest sequence and decodes until the last row has ended; our engine takes rows out as they end",
     "ours divides the loss by nothing but each trajectory's tokens (`normalize: trajectory`), as TRL's loss_type grpo; ours "
     "weighs tokens by truncated importance sampling, TRL's sampling and training policy are the same",
+    "the prompt of a group is computed once in our training pass and once a completion in TRL's: the gradients are the same to "
+    "rounding",
     "ours records log-probabilities while sampling; TRL needs none with one optimiser step a batch. Forward passes over whole "
     "sequences per batch: one on both sides, entropy included",
     "ours publishes weights to the engine and verifies their fingerprint each step, and writes an event log; TRL logs a line",

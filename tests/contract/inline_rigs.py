@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from rigs import ClusterRig, EngineRig, EnvRig, PortWorld, ScorerRig, TrainerRig
 
+from rollart.config.real import model_of
 from rollart.config.schema import (
     EngineConfig,
     EnvHostConfig,
@@ -113,7 +114,7 @@ def request(
 
 
 async def publish(version: Version) -> Manifest:
-    model = build_model(hf_config(CONFIG.model, TOKENIZER.vocab_size), seed=version)
+    model = build_model(hf_config(model_of(CONFIG), TOKENIZER.vocab_size), seed=version)
     tensors = named_weights(model)
     index, buckets = pack(tensors, 10_000)
     return manifest(version, index, buckets, fingerprint(tensors))

@@ -60,13 +60,13 @@ def test_logprobs_are_those_of_the_full_forward(config: PretrainedConfig, dtype:
     assert answered == len(prompts)
 
 
-def test_decode_prefill_and_apply_are_measured(tmp_path: Path) -> None:
+def test_decode_prefill_apply_and_training_are_measured(tmp_path: Path) -> None:
     out = tmp_path / "engine_on_device.json"
     command = [sys.executable, str(SCRIPT), "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_S, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     cases = {case["case"]: case for case in json.loads(out.read_text(encoding="utf-8"))["cases"]}
-    assert set(cases) == {"decode_of_bandwidth", "prefill_of_flops", "generate", "apply"}
+    assert set(cases) == {"decode_of_bandwidth", "prefill_of_flops", "generate", "apply", "train_mfu"}
     assert all(case["ratio_median"] > 0.0 for case in cases.values())
     sys.stdout.write(json.dumps(cases, indent=1))
 

@@ -3,12 +3,11 @@ first."""
 
 from __future__ import annotations
 
-from simruns import SimRun, a_config, a_task, check, simulate
-
 from rollart.sim.engine import EngineModel
 from rollart.sim.envs import Call, EnvModel
 from rollart.sim.trainer import TrainerModel
 from rollart.sim.world import SimCluster
+from simruns import SimRun, a_config, a_task, check, simulate
 
 
 def slow_every_fifth(traj: str, attempt: int, call: Call, turn: int) -> float:

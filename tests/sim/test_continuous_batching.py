@@ -226,3 +226,24 @@ def test_whatever_comes_everyone_is_served_within_the_cache(arrivals: list[tuple
     assert batching._held == pytest.approx(0, abs=1e-3)
     assert not batching._in
     assert (batching.preemptions == 0) == all(stopped.reread == 0 for stopped in served.stopped.values())
+
+
+class Asked:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, float, float, float]] = []
+
+    def step_s(self, batch: float, context: float, *, prefill: float = 0.0, prefill_context: float = 0.0) -> float:
+        self.steps.append((batch, context, prefill, prefill_context))
+        return a_cost(prefill, batch)
+
+
+def test_steps_are_asked_for_on_a_grid_so_that_few_of_them_differ() -> None:
+    asked = Asked()
+    works = [(0.3 * n, Work(read=200 + 7 * n, context=900 + 31 * n, wanted=40 + n)) for n in range(200)]
+    serve(Batching(asked, rules()), works)
+    assert len(asked.steps) > 400
+    assert len(set(asked.steps)) < len(asked.steps) / 2
+    chunks = sorted({chunk for _, _, chunk, _ in asked.steps if chunk})
+    assert all(larger / less > 1.09 for less, larger in pairwise(chunks))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from simruns import a_config, a_task, check, random_env, simulate
 
 from rollart.config.schema import RunConfig
 from rollart.sim.engine import EngineModel
 from rollart.sim.trainer import TrainerModel
 from rollart.sim.world import SimCluster
+from simruns import a_config, a_task, check, random_env, simulate
 
 SLEEP_S, WAKE_S, TRAIN_S = 2.0, 3.0, 10.0
 
@@ -56,12 +56,12 @@ def test_engines_that_do_not_let_go_end_the_run_with_the_reason() -> None:
     stuck = SimCluster(engine=EngineModel(token_s=0.1, sleep_s=1e9), env=random_env())
     config = shared().model_copy(update={"deadlines": shared().deadlines.model_copy(update={"start_s": 5.0})})
     sim = simulate(config, [a_task()], stuck)
-    assert sim.error is not None and "share devices" in str(sim.error)
+    assert "share devices" in str(sim.error)
 
 
 def test_a_trainer_that_is_lost_in_a_step_leaves_the_devices_its_successor_s() -> None:
     async def lose(cluster: SimCluster, rows: object) -> None:
-        while not cluster.trainers or cluster.trainers[-1].phase != "finish":
+        while not cluster.trainers or cluster.trainers[-1].phase != "finish":  # noqa: ASYNC110 - the cluster tells nobody
             await asyncio.sleep(0.5)
         cluster.lose_trainer()
 

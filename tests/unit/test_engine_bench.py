@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 
 from benchmark_modules import loaded
@@ -11,6 +14,7 @@ from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import build_model, hf_config, named_weights
 
 bare_loop, sides = loaded("engine_bare_loop"), loaded("engine_sides")
+peers = loaded("engine_peers")
 MODEL = ScratchModel(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, max_positions=128)
 CONFIG = hf_config(MODEL, 48)
 SIZES = {"vocab": 48, "rows": 6, "group": 3, "prompt": 12, "turns": 3, "observation": 5, "new": 7}
@@ -49,3 +53,15 @@ def test_every_side_samples_the_workload() -> None:
         assert sides.generate(model, "dynamic", reuse=work.lockstep)(work) > 0.0
     assert sides.generate(model, "static", reuse=True)(equal) > 0.0
     assert sides.bare(CONFIG, named_weights(model))(equal) > 0.0
+
+
+@pytest.mark.vllm
+def test_vllm_samples_the_same_workload_and_waits_without_computing(tmp_path: Path) -> None:
+    build_model(CONFIG, seed=0).save_pretrained(tmp_path)
+    ragged = sides.workload(**SIZES, ragged=True)
+    with peers.vllm_sides(str(tmp_path), "fp32", ragged.longest, 6, 1) as found:
+        assert len(found) == 2
+        for side in found.values():
+            assert side(ragged) > 0.0
+            assert side(ragged) > 0.0
+            assert side.idle_share() < 0.1

@@ -13,8 +13,14 @@ MACHINE_PROFILE = Path("~/.config/rollart/machine.yaml")
 NO_PROFILE = "none"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE_OR_FILE", help=f"one of {', '.join(KNOWN.recipes)}, or a .yaml file")
+def add_arguments(parser: argparse.ArgumentParser, *, virtual: bool = False) -> None:
+    """`virtual`: for machines that are not this one; its profile says nothing of them, and the recipe may be left out."""
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE_OR_FILE",
+        nargs="?" if virtual else None,
+        help=f"one of {', '.join(KNOWN.recipes)}, or a .yaml file",
+    )
     parser.add_argument(
         "words",
         metavar="key=value",
@@ -24,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="FILE",
-        help=f"values of this machine (default: {MACHINE_PROFILE} where it exists; {NO_PROFILE}: no profile)",
+        help="values of a machine that are laid over the recipe"
+        if virtual
+        else f"values of this machine (default: {MACHINE_PROFILE} where it exists; {NO_PROFILE}: no profile)",
     )
 
 

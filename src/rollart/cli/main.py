@@ -15,7 +15,21 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from rollart import __version__
-from rollart.cli import doctor, envs, evaluate, explain, extras, report, resume, resume_check, torture, train
+from rollart.cli import (
+    calibrate,
+    compare,
+    doctor,
+    envs,
+    evaluate,
+    explain,
+    extras,
+    report,
+    resume,
+    resume_check,
+    simulate,
+    torture,
+    train,
+)
 from rollart.cli.work import REAL, Work
 from rollart.core.errors import ConfigError, RollartError
 
@@ -29,6 +43,9 @@ COMMANDS: Mapping[str, ModuleType] = {
     "envs": envs,
     "resume-check": resume_check,
     "torture": torture,
+    "simulate": simulate,
+    "compare": compare,
+    "calibrate": calibrate,
 }
 FAILED, REFUSED, INTERRUPTED, NO_READER = 1, 2, 130, 141
 """Exit codes; the last two are what a shell reports for SIGINT and SIGPIPE."""

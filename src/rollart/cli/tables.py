@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 GAP = "  "
+WHOLE = 1000.0
+"""From here on a number says enough without a fraction."""
 
 
 def table(
@@ -26,13 +28,15 @@ def table(
 
 
 def amount(value: float) -> str:
-    """A number with four digits that count."""
-    return f"{value:.4g}"
+    """A number with four digits that count; whole and with separated thousands where it has more before the point."""
+    return f"{value:,.0f}" if abs(value) >= WHOLE else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """With the unit that leaves one to three digits before the point."""
+    """With the unit that leaves one to three digits before the point; long ones in whole seconds."""
+    if seconds >= WHOLE:
+        return f"{seconds:,.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
+        if seconds >= size or seconds == 0:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} us"

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollart.cli import outputs
 from rollart.cli.work import Work
-from rollart.core.errors import ConfigError, StoreError
+from rollart.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rollart.sim.torture.campaign import Tally
@@ -81,27 +82,7 @@ def _refuse(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} {value}: it is {least} or more")
     for path in (arguments.json, arguments.log):
         if path is not None:
-            _require_writable(path)
-
-
-def _require_writable(path: Path) -> None:
-    """Hours of seeds must not end in a file that cannot be written. Leaves no file where there was none."""
-    there = path.exists()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab"):
-            pass
-        if not there:
-            path.unlink()
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}; nothing was run; name another file") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+            outputs.require_writable(path)
 
 
 def _workers(arguments: argparse.Namespace) -> int:
@@ -126,7 +107,7 @@ def _many(arguments: argparse.Namespace) -> int:
     report = as_json(tally, first=first, seconds=time.monotonic() - started)
     _print(report)
     if arguments.json is not None:
-        _write(arguments.json, json.dumps(report, indent=1).encode() + b"\n")
+        outputs.write_json(arguments.json, report)
     return 1 if tally.broken or tally.short else 0
 
 
@@ -150,7 +131,7 @@ def _one(chosen: Scenario, arguments: argparse.Namespace) -> int:
     outcome = drive.run(chosen)
     _tell(outcome)
     if arguments.log is not None:
-        _write(arguments.log, outcome.log_bytes)
+        outputs.write(arguments.log, outcome.log_bytes)
     if not outcome.broken:
         return 0
     sys.stderr.write("looking for a small scenario that breaks the same promise ..\n")

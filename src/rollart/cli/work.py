@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rollart.config.load import Resolved
+
+if TYPE_CHECKING:
+    from rollart.observe.outlook import Outlook
 
 
 class Train(Protocol):
@@ -38,6 +41,45 @@ class ResumeCheck(Protocol):
     def __call__(self, resolved: Resolved, *, steps: int, say: Callable[[str], None]) -> bool: ...
 
 
+class Simulate(Protocol):
+    """Simulate into a run's folder, real parts as a calibration file says. Raises RollartError."""
+
+    def __call__(self, resolved: Resolved, *, folder: Path, calibration: Path | None) -> Outlook: ...
+
+
+class Replay(Protocol):
+    """A recorded run as the models predict it, and as it was measured. Raises RollartError."""
+
+    def __call__(self, run_dir: Path, *, calibration: Path | None) -> tuple[Outlook, Outlook]: ...
+
+
+def _simulate(resolved: Resolved, *, folder: Path, calibration: Path | None) -> Outlook:
+    from rollart.sim import launch
+
+    return launch.simulate(resolved, folder, calibration)
+
+
+def _predict(resolved: list[Resolved], done: Callable[[Outlook], None]) -> None:
+    from rollart.sim import launch
+
+    for one in resolved:
+        launch.prepare(one)  # what cannot be is refused before the first is run
+    for one in resolved:
+        done(launch.predict(launch.prepare(one)))
+
+
+def _replay(run_dir: Path, *, calibration: Path | None) -> tuple[Outlook, Outlook]:
+    from rollart.sim import launch
+
+    return launch.replay(run_dir, calibration)
+
+
+def _calibrate(run_dir: Path, out: Path) -> list[str]:
+    from rollart.sim import launch
+
+    return launch.calibrate(run_dir, out)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The calls behind the commands."""
@@ -52,6 +94,12 @@ class Work:
     """End the processes that the run in a folder has left."""
     can_go_on: Callable[[Path], bool] = lambda folder: False
     """Whether the run in a folder has a whole checkpoint that `resume` would go on from."""
+    simulate: Simulate = _simulate
+    predict: Callable[[list[Resolved], Callable[[Outlook], None]], None] = _predict
+    """Simulate one after the other without a folder; all are refused before the first begins. Raises RollartError."""
+    replay: Replay = _replay
+    calibrate: Callable[[Path, Path], list[str]] = _calibrate
+    """Write the models that a recorded run gives to a file; returns lines about them. Raises RollartError."""
 
 
 def _train(resolved: Resolved, *, plain: bool) -> int:

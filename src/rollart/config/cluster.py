@@ -109,7 +109,8 @@ class TableAffinity(Node):
 
 
 class AutoAffinity(Node):
-    """The pool that serves a task in the least measured time at equal cost; corrected while the run goes on."""
+    """The pool where a task gains most of measured time, at equal cost, compared with the other tasks; corrected while the run
+    goes on."""
 
     kind: Literal["auto"]
     explore: float = Field(default=0.05, gt=0, lt=1)

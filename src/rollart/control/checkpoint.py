@@ -14,11 +14,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from rollart.control.buffer import Buffer, Group
+from rollart.control.ending import ENDED
 from rollart.control.evaluate import Evaluator
 from rollart.control.fleet import Fleet
 from rollart.control.groups import Groups
 from rollart.control.recovery import Recovery
-from rollart.control.rollout import ENDED, Rollout
+from rollart.control.rollout import Rollout
 from rollart.core.errors import RunFailed, StoreError, describe, failure
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger

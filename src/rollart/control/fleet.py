@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rollart.control.signal import Signal
 from rollart.control.waits import WaitExpired, Waits
 from rollart.core.errors import describe, failure
-from rollart.core.events import Recorder
+from rollart.core.events import Recorder, rounded_s
 from rollart.core.ledger import Ledger
 from rollart.core.resources import EngineInfo
-from rollart.core.seeds import seed_of
+from rollart.core.seeds import seed_of, unit
 from rollart.core.types import (
     EngineBook,
     Failure,
@@ -33,6 +33,7 @@ from rollart.core.types import (
     Version,
 )
 from rollart.ports import Engine
+from rollart.sched.affinity import OFF, Affinity
 from rollart.sched.routing import Choice, Router
 
 Key = tuple[TrajId, int]
@@ -57,7 +58,7 @@ class Fleet:
         seed: int,
         spawn: Spawn,
         on_lost: Callable[[EngineInfo, Failure], None] = lambda engine, why: None,
-        affinity: Mapping[str, tuple[str, ...]] | None = None,
+        affinity: Affinity = OFF,
     ) -> None:
         self._record = record
         self._waits = waits
@@ -77,7 +78,7 @@ class Fleet:
         self._aborting: set[Key] = set()
         self._parts: dict[Key, tuple[Tokens, ...]] = {}
         """Pieces of turns that were cut short and go on, which their attempts do not have yet."""
-        self._affinity = affinity or {}
+        self._affinity = affinity
 
     # --- engines -----------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Fleet:
             self.router.applied(engine, version)
         else:
             pool = self.engines[engine].info.pool
-            self.router.joined(engine, pool, version)
+            self.router.joined(engine, self._affinity.place(pool), version)
             self._record("engine_joined", engine=engine, pool=pool, version=version)
         self.changed.notify()
 
@@ -198,14 +199,16 @@ class Fleet:
 
     async def _choose(self, key: Key, request: TurnRequest) -> Choice | Failure:
         """Pick an engine; wait while none is eligible (all of them are still applying a version, say)."""
-        draw = seed_of(self._seed, "route", *request.id)
         while True:
+            home = self._homes.get(key)
+            least = max(request.min_version, self.min_version) if _trained(request) else 0
+            served = self.router.version(home) if home is not None and request.pin is None else None
             choice = self.router.choose(
-                home=self._homes.get(key),
-                pools=self._affinity.get(request.domain, ()),
-                min_version=max(request.min_version, self.min_version) if _trained(request) else 0,
+                home=home,
+                pools=self._preferred(key, request.domain),
+                min_version=least,
                 pin=request.pin,
-                draw=draw,
+                draw=0 if served is not None and served >= least else seed_of(self._seed, "route", *request.id),
             )
             if choice is not None:
                 return choice
@@ -219,6 +222,13 @@ class Fleet:
                 return failure("engine", "timeout", str(expired))
             if key in self._aborting:
                 return failure("engine", "refused", "aborted while it waited for an engine")
+
+    def _preferred(self, key: Key, domain: str) -> Sequence[str]:
+        affinity = self._affinity
+        if not affinity.draws:
+            return affinity.order(domain, 0.0)
+        # a preference that is measured moves on, and whoever has a place stays there
+        return () if key in self._homes else affinity.order(domain, unit(self._seed, "affinity", *key))
 
     async def _ask(self, choice: Choice, key: Key, ask: TurnRequest) -> Generation:
         loop = asyncio.get_running_loop()
@@ -253,11 +263,14 @@ class Fleet:
             answer = replace(answer, finish="failed", failure=why)
         self._record(
             "turn_done", traj=traj, attempt=attempt, turn=turn, part=part, engine=name,
-            seconds=round(loop.time() - started, 6), sampled=answer.tokens.n_tokens,
+            seconds=rounded_s(loop.time() - started), sampled=answer.tokens.n_tokens,
             spans=[[span.version, span.n_tokens] for span in answer.tokens.spans], finish=answer.finish,
             prefilled=answer.prefilled_tokens, rebuilt=answer.rebuilt_tokens,
             **({} if answer.failure is None else {"failure": describe(answer.failure)}),
         )  # fmt: skip
+        if self._affinity.draws and answer.failure is None:
+            spent = loop.time() - started
+            self._affinity.measured(ask.domain, engine.info.pool, seconds=spent, tokens=answer.tokens.n_tokens)
         return answer
 
     # --- abort -------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ class Rewards:
     def __init__(self, waits: Waits, scorer: Scorer | None, *, limit_s: float) -> None:
         self._waits = waits
         self._scorer = scorer
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        """Of one call."""
 
     async def score(self, trajectory: Trajectory, *, work_until_s: float) -> float | Failure:
         """The scorer's reward, a finite number, or why there is none."""
@@ -37,7 +38,7 @@ class Rewards:
             now = asyncio.get_running_loop().time()
             if now >= work_until_s:
                 break
-            deadline = call_deadline(now, self._limit_s, work_until_s)
+            deadline = call_deadline(now, self.limit_s, work_until_s)
             try:
                 last = await self._waits.on(
                     self._scorer.score(trajectory, deadline_s=deadline),

@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from rollart.control.barrier import Barrier
+from rollart.control.ending import ENDED, ending
 from rollart.control.fleet import Fleet, Key
 from rollart.control.rewards import Rewards, finite
 from rollart.control.signal import Signal
 from rollart.control.waits import WaitExpired, Waits
-from rollart.core.errors import describe, failure
+from rollart.core.errors import failure
 from rollart.core.events import Recorder
 from rollart.core.lifecycle import ATTEMPT, Lifecycle
 from rollart.core.types import (
@@ -39,8 +41,6 @@ from rollart.sched.timeouts import TEARDOWN_MAX_S, call_deadline
 
 T = TypeVar("T")
 
-ENDED = "traj_finished"
-"""The event that ends an attempt."""
 POLICY = "policy"
 """Model id of the model being trained."""
 
@@ -99,7 +99,7 @@ class Rollout:
 
     def __init__(
         self, record: Recorder, waits: Waits, fleet: Fleet, env: Env, rewards: Rewards, *,
-        limits: CallLimits, tasks: Mapping[str, TaskSpec],
+        limits: CallLimits, tasks: Mapping[str, TaskSpec], barrier: Barrier | None = None,
     ) -> None:  # fmt: skip
         self.record = record
         self.waits = waits
@@ -108,15 +108,19 @@ class Rollout:
         self.rewards = rewards
         self.limits = limits
         self.tasks = tasks
+        self.barrier = barrier or Barrier(waits, turns=False, scores=False)
         self._live: dict[Key, _Running] = {}
         self._ended = Signal()
 
     async def attempt(self, who: Attempt) -> Trajectory:
         """Run one attempt to its terminal state."""
         running = self._live[who.key] = _Running(self, who)
+        if who.instance.purpose == "train":
+            self.barrier.join(who.key)
         try:
             return await running.to_its_end()
         finally:
+            self.barrier.leave(who.key)
             del self._live[who.key]
             self._ended.notify()
 
@@ -147,6 +151,7 @@ class Rollout:
         for key in keys:
             attempts[key].stop = reason
             self.record("abort_requested", traj=key[0], attempt=key[1], reason=reason)
+            self.barrier.leave(key)
         self.fleet.abort(keys)
 
 
@@ -186,6 +191,8 @@ class _Running:
                 end = await self._play(session, life)
             if end.status == "done":
                 life.to("scoring")
+                await shared.barrier.ends(who.key, who.work_until_s - shared.rewards.limit_s)
+            shared.barrier.leave(who.key)
             trajectory = await self._judge(end)
         finally:
             if session is not None:
@@ -194,14 +201,14 @@ class _Running:
             who.ended = True
         life.to(trajectory.status)
         self.timings["total"] = asyncio.get_running_loop().time() - started
-        self._record(ENDED, **_fields(trajectory))
+        self._record(ENDED, **ending(trajectory))
         self.over = True
         return trajectory
 
     def cut(self, reason: DropReason) -> Mapping[str, object]:
         """How it ends if nobody goes on with it: with what it has delivered so far."""
         trajectory = self._trajectory(_End("aborted", reason), self._delivered)
-        return {"traj": self.who.key[0], "attempt": self.who.attempt, **_fields(trajectory)}
+        return {"traj": self.who.key[0], "attempt": self.who.attempt, **ending(trajectory)}
 
     @property
     def _delivered(self) -> tuple[Segment, ...]:
@@ -237,14 +244,26 @@ class _Running:
             if isinstance(action, _End):
                 return action
             life.to("stepping")
-            before, deadline = self.timings["step"], self._deadline(limits.env_step_s)
-            observation = await self._bounded(
-                session.step(action, deadline_s=deadline), "environments to step", deadline, "step"
-            )
-            if not isinstance(observation, Failure):
-                seconds = round(self.timings["step"] - before, 6)
-                self._record("env_stepped", turn=self.turns - 1, seconds=seconds, bad_action=observation.bad_action)
+            observation = await self._step(session, action)
         return _End("failed", observation.kind, observation)
+
+    async def _step(self, session: Session, action: tuple[Tokens, ...]) -> Observation | Failure:
+        """The environment's answer to an action; with the barrier, when all have acted and all have answered."""
+        shared, who = self.shared, self.who
+        late = await shared.barrier.actions(who.key, who.work_until_s)
+        if late is not None:
+            return late
+        if who.stop is not None:
+            return Observation(tokens=Tokens(n_tokens=0))  # nobody looks at it: the attempt ends as aborted
+        before, deadline = self.timings["step"], self._deadline(shared.limits.env_step_s)
+        observation = await self._bounded(
+            session.step(action, deadline_s=deadline), "environments to step", deadline, "step"
+        )
+        if isinstance(observation, Failure):
+            return observation
+        seconds = round(self.timings["step"] - before, 6)
+        self._record("env_stepped", turn=self.turns - 1, seconds=seconds, bad_action=observation.bad_action)
+        return await shared.barrier.observations(who.key, who.work_until_s) or observation
 
     def _observe(self, observation: Observation) -> None:
         if observation.new_segment is not None:
@@ -328,6 +347,8 @@ class _Running:
         trajectory = self._trajectory(end, tuple(self.segments))
         if end.status != "done":
             return trajectory
+        if who.stop is not None:  # while it waited for the others
+            return replace(trajectory, status="aborted", finish_cause=who.stop)
         started = asyncio.get_running_loop().time()
         if spec.scored:
             reward = await self.shared.rewards.score(trajectory, work_until_s=who.work_until_s)
@@ -370,18 +391,3 @@ class _Running:
 
     def _record(self, kind: str, **fields: object) -> None:
         self.shared.record(kind, traj=self.who.key[0], attempt=self.who.attempt, **fields)
-
-
-def _fields(trajectory: Trajectory) -> dict[str, object]:
-    """Of the event that ends an attempt."""
-    why = {} if trajectory.failure is None else {"failure": describe(trajectory.failure)}
-    spans = trajectory.spans
-    return dict(
-        group=trajectory.group_id, task=trajectory.instance.task, purpose=trajectory.instance.purpose,
-        status=trajectory.status, cause=trajectory.finish_cause, reward=trajectory.reward, turns=trajectory.turns,
-        bad_actions=trajectory.bad_actions, sampled=sum(span.n_tokens for span in spans),
-        context=sum(segment.n_tokens - segment.shared_tokens for segment in trajectory.segments),
-        oldest_version=spans[0].version if spans else None, newest_version=spans[-1].version if spans else None,
-        spans=len(spans), metrics=dict(trajectory.metrics),
-        seconds={name: round(value, 6) for name, value in trajectory.timings.items()}, **why,
-    )  # fmt: skip

@@ -119,6 +119,7 @@ def _recorder(config: RunConfig, world: World) -> Recorder:
         record(
             "run_started", recipe=config.name, steps=schedule.steps, batch=schedule.batch,
             group_size=schedule.group_size, max_staleness=schedule.max_staleness, sync_order=schedule.sync_order,
+            enforce=schedule.enforce,
             mix=shares(world), success_at={spec.name: spec.success_at for spec in world.tasks},
         )  # fmt: skip
         for spec in world.tasks:

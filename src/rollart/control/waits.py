@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollart.core.errors import RollartError
 from rollart.core.events import Recorder
@@ -39,9 +40,13 @@ class WaitExpired(RollartError):
 
 @dataclass(slots=True)
 class _Wait:
+    """Does what `asyncio.Timeout` does, for less: there are two waits in every turn of every trajectory."""
+
     what: str
-    limit: asyncio.Timeout
     overdue: Callable[[], None] | None
+    task: asyncio.Task[Any]
+    expired: bool = False
+    """Its task was cancelled by it; whoever sees that cancellation takes it back."""
 
 
 class Waits:
@@ -54,6 +59,8 @@ class Waits:
         self._deadlines: list[tuple[float, int]] = []
         """A heap of (deadline, id), of waits that are over as well."""
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_s = math.inf
+        """When it rings."""
 
     async def on(
         self, awaitable: Awaitable[T], *, what: str, deadline_s: float, overdue: Callable[[], None] | None = None
@@ -63,22 +70,28 @@ class Waits:
         overdue: asks for an answer at the deadline, which then has `grace_s` seconds to come.
         A TimeoutError of the awaited thing's own comes out as it is.
         """
-        since = asyncio.get_running_loop().time()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError(f"a wait for {what} outside of a task has nobody whom its deadline could wake")
+        since, cancels = asyncio.get_running_loop().time(), task.cancelling()
         key = next(self._ids)
-        limit = asyncio.timeout(None)
-        self._live[key] = _Wait(what, limit, overdue)
-        self._expect(deadline_s, key)
+        wait = self._live[key] = _Wait(what, overdue, task)
         try:
-            async with limit:
-                return await awaitable
-        except TimeoutError:
-            if not limit.expired():
+            self._expect(deadline_s, key)
+            return await awaitable
+        except (asyncio.CancelledError, TimeoutError) as error:
+            if not wait.expired:
                 raise
+            wait.expired = False
+            if task.uncancel() > cancels and isinstance(error, asyncio.CancelledError):
+                raise  # somebody else has cancelled it as well
             waited = asyncio.get_running_loop().time() - since
             self._record("wait_expired", what=what, waited_s=round(waited, 6))
             raise WaitExpired(what, waited) from None
         finally:
             del self._live[key]
+            if wait.expired:
+                task.uncancel()
 
     def now(self) -> Counter[str]:
         """What is being waited for, and by how many."""
@@ -91,22 +104,29 @@ class Waits:
         if len(self._deadlines) > 2 * len(self._live) + OVER_KEPT:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
             heapq.heapify(self._deadlines)
-        if self._alarm is None or deadline_s < self._alarm.when():
+        if deadline_s < self._alarm_s:
             self._set_alarm()
 
     def _set_alarm(self) -> None:
         """For the earliest deadline of a live wait."""
         if self._alarm is not None:
             self._alarm.cancel()
-            self._alarm = None
+            self._alarm, self._alarm_s = None, math.inf
         while self._deadlines and self._deadlines[0][1] not in self._live:
             heapq.heappop(self._deadlines)
         if self._deadlines:
-            self._alarm = asyncio.get_running_loop().call_at(self._deadlines[0][0], self._ring)
+            self._alarm_s = self._deadlines[0][0]
+            self._alarm = asyncio.get_running_loop().call_at(self._alarm_s, self._ring)
+
+    def _expire(self, key: int) -> None:
+        wait = self._live.get(key)
+        if wait is not None:
+            wait.expired = True
+            wait.task.cancel()
 
     def _ring(self) -> None:
         """End the waits whose deadline has come, or ask for their answers."""
-        self._alarm = None
+        self._alarm, self._alarm_s = None, math.inf
         now = asyncio.get_running_loop().time()
         try:
             while self._deadlines and self._deadlines[0][0] <= now:
@@ -115,7 +135,7 @@ class Waits:
                 if wait is None:
                     continue
                 if wait.overdue is None:
-                    wait.limit.reschedule(now)
+                    asyncio.get_running_loop().call_soon(self._expire, key)
                 else:
                     ask, wait.overdue = wait.overdue, None
                     heapq.heappush(self._deadlines, (now + self.grace_s, key))

@@ -87,10 +87,16 @@ class Segment:
     """Index of the segment that this one branches from."""
     shared_tokens: int = 0
     """Leading tokens shared with the parent: trained once, in the parent."""
+    _counted: int = field(default=-1, init=False, repr=False, compare=False)
+    """Tokens of all pieces, once somebody has asked; a context is asked for it at every turn."""
 
     @property
     def n_tokens(self) -> int:
-        return sum(piece.n_tokens for piece in self.pieces)
+        counted = self._counted
+        if counted < 0:
+            counted = sum(piece.n_tokens for piece in self.pieces)
+            object.__setattr__(self, "_counted", counted)
+        return counted
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -108,10 +114,15 @@ class Segment:
 
     @property
     def n_sampled(self) -> int:
-        return sum(span.n_tokens for span in self.spans)
+        if self.shared_tokens:
+            return sum(span.n_tokens for span in self.spans)
+        return sum(span.n_tokens for piece in self.pieces for span in piece.spans)
 
     def extended(self, *pieces: Tokens) -> Segment:
-        return Segment(pieces=self.pieces + pieces, parent=self.parent, shared_tokens=self.shared_tokens)
+        longer = Segment(pieces=self.pieces + pieces, parent=self.parent, shared_tokens=self.shared_tokens)
+        if self._counted >= 0:
+            object.__setattr__(longer, "_counted", self._counted + sum(piece.n_tokens for piece in pieces))
+        return longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,19 @@ class Chart:
     lines: tuple[tuple[str, str], ...] = ()
     low: float | None = 0.0
     high: float | None = None
+    learning: bool = False
+    """About what is learned: a simulated trainer learns nothing and a simulated reward is drawn."""
 
 
 CHARTS = (
-    Chart(title="Reward", unit="per trained trajectory", key="reward/{task}/trained/mean", low=None),
-    Chart(title="Success", unit="share of trained trajectories", key="success/{task}/trained/mean", high=1.0),
+    Chart(title="Reward", unit="per trained trajectory", key="reward/{task}/trained/mean", low=None, learning=True),
+    Chart(
+        title="Success",
+        unit="share of trained trajectories",
+        key="success/{task}/trained/mean",
+        high=1.0,
+        learning=True,
+    ),
     Chart(
         title="Staleness",
         unit="versions",
@@ -42,6 +50,7 @@ CHARTS = (
         unit="nats per token",
         key="trainer/{task}/entropy/value",
         lines=(("all tasks", "trainer/all/entropy/value"),),
+        learning=True,
     ),
     Chart(
         title="Throughput",
@@ -56,19 +65,26 @@ CHARTS = (
     ),
     Chart(title="Response length", unit="sampled tokens per trajectory", key="rollout/{task}/response_tokens/mean"),
     Chart(title="Turns", unit="per trajectory", key="rollout/{task}/turns/mean"),
-    Chart(title="Unreadable actions", unit="per trajectory", key="rollout/{task}/bad_actions/mean"),
+    Chart(title="Unreadable actions", unit="per trajectory", key="rollout/{task}/bad_actions/mean", learning=True),
     Chart(
         title="Equal-reward groups",
         unit="share; they teach nothing",
         key="groups/{task}/zero_variance/mean",
         high=1.0,
+        learning=True,
     ),
-    Chart(title="Loss", unit="policy loss", lines=(("loss", "trainer/all/loss/value"),), low=None),
-    Chart(title="Gradient norm", unit="before clipping", lines=(("grad norm", "trainer/all/grad_norm/value"),)),
+    Chart(title="Loss", unit="policy loss", lines=(("loss", "trainer/all/loss/value"),), low=None, learning=True),
+    Chart(
+        title="Gradient norm",
+        unit="before clipping",
+        lines=(("grad norm", "trainer/all/grad_norm/value"),),
+        learning=True,
+    ),
     Chart(
         title="Engine against trainer",
         unit="mean gap of log-probabilities, staleness counts",
         lines=(("mean", "trainer/all/mismatch_abs_mean/value"),),
+        learning=True,
     ),
     Chart(title="Live requests", unit="per engine, mean over time", lines=(("live", "engine/all/live/mean"),)),
 )
@@ -92,14 +108,19 @@ def env_charts(steps: Sequence[Row], tasks: Sequence[str]) -> list[Chart]:
     ]  # fmt: skip
 
 
-def charts_of(rows: Sequence[Row], tasks: Sequence[str], started: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Charts with at least one line that has numbers. Values are rounded to what a screen can show."""
+def charts_of(
+    rows: Sequence[Row], tasks: Sequence[str], started: Mapping[str, Any], *, learns: bool = True
+) -> list[dict[str, Any]]:
+    """Charts with at least one line that has numbers. Values are rounded to what a screen can show.
+
+    `learns`: false leaves out what says nothing of a simulated run.
+    """
     steps = [row for row in rows if "time/all/train_step/sum" in row]
     stride = -(-len(steps) // MAX_POINTS) or 1
     buckets = [steps[at : at + stride] for at in range(0, len(steps), stride)]
     x = [bucket[-1][STEP] for bucket in buckets]
     made = []
-    for chart in (*CHARTS, *env_charts(steps, tasks)):
+    for chart in (*(one for one in CHARTS if learns or not one.learning), *env_charts(steps, tasks)):
         named = [(task, chart.key.format(task=task), index) for index, task in enumerate(tasks)] if chart.key else []
         named += [(name, key, -1 - at) for at, (name, key) in enumerate(chart.lines)]
         drawn = [(name, index, [_mean(bucket, key) for bucket in buckets]) for name, key, index in named]

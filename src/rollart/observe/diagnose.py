@@ -50,7 +50,9 @@ class Advice:
 def diagnose(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[Advice]:
     """All advice for a run, the most severe first."""
     steps = [row for row in rows if "time/all/train_step/sum" in row]
-    found = [advice for rule in RULES for advice in rule(steps, summary)]
+    simulated = summary.get("figures") == "simulated"
+    rules = [rule for rule in RULES if not (simulated and rule in OF_LEARNING)]
+    found = [advice for rule in rules for advice in rule(steps, summary)]
     return sorted(found, key=lambda advice: ("bad", "warn", "note").index(advice.severity))
 
 
@@ -236,3 +238,5 @@ def _environments(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[
 
 Rule = Callable[[Sequence[Row], Mapping[str, Any]], Iterator[Advice]]
 RULES: tuple[Rule, ...] = (_weights, _ledger, _balance, _slow_task, _zero_variance, _policy, _loop, _environments)
+OF_LEARNING: tuple[Rule, ...] = (_zero_variance, _policy)
+"""A simulated trainer learns nothing, and a simulated reward is drawn."""

@@ -48,9 +48,9 @@ def to_line(value: object) -> bytes:
     Raises TypeError for what JSON cannot hold.
     """
     try:
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False, default=_plain)
+        text = _encode(value)
     except ValueError:
-        text = json.dumps(finite(value), separators=(",", ":"), allow_nan=False, default=_plain)
+        text = _encode(finite(value))
     return text.encode() + b"\n"
 
 
@@ -72,6 +72,10 @@ def _plain(value: Any) -> object:
     raise TypeError(f"a {type(value).__name__} cannot be written as JSON: {value!r}")
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
+"""Made once: `json.dumps` makes an encoder for every value."""
+
+
 class LineWriter:
     """Appends lines to a file from a thread. `put` only buffers.
 
@@ -85,6 +89,7 @@ class LineWriter:
         self._items: deque[Any] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
+        self._closed = False
         self._writing = threading.Lock()
         self._error: StoreError | None = None
         self.cut: Torn | None = None
@@ -105,10 +110,10 @@ class LineWriter:
     def put(self, item: object) -> None:
         if self._error is not None:
             raise self._error
-        if self._closing.is_set():
+        if self._closed:
             raise StoreError(f"{self.path}: written to after close")
         self._items.append(item)
-        if not self._wake.is_set():
+        if len(self._items) == 1:  # else the thread is awake, and looks for more until there is none
             self._wake.set()
 
     def flush(self) -> None:
@@ -120,6 +125,7 @@ class LineWriter:
 
     def close(self) -> None:
         """Write what is left and sync it to disk. Idempotent, except that an error is raised each time."""
+        self._closed = True
         self._closing.set()
         self._wake.set()
         self._thread.join()

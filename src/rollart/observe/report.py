@@ -6,11 +6,14 @@ Invariant: the page loads nothing from anywhere (scripts, styles and data are in
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from rollart.observe import report_html as html
+from rollart.observe import report_outlook
 from rollart.observe.jsonl import finite, write_whole
 from rollart.observe.report_data import Report, gather
 from rollart.observe.summary import as_json
@@ -37,7 +40,7 @@ def render(report: Report) -> str:
     page = (static / "page.html").read_text(encoding="utf-8")
     data = {"tasks": report.tasks, "charts": report.charts, "window": report.window, "readings": report.readings}
     parts = {
-        "<!--TITLE-->": escape(f"{report.header.get('run')} · rollart"),
+        "<!--TITLE-->": escape(f"{report.header.get('run')}{_kind(report)} · rollart"),
         "/*STYLE*/": (static / "page.css").read_text(encoding="utf-8"),
         "<!--BODY-->": _body(report),
         # "<" is escaped so that no text of a run can end the script element
@@ -59,16 +62,23 @@ def _body(report: Report) -> str:
             html.opening(report),
             "<noscript><p>Curves, timeline and trajectories need JavaScript; the tables do not.</p></noscript>",
             html.results(report),
+            report_outlook.outlook(report.outlook, report.summary["figures"]),
             html.advice(report),
             html.interruptions(report),
             html.section("curves", "Curves", f"{figures}; one point per step", curves),
             _timeline(report),
             html.waits(report),
             html.ledger(report),
+            report_outlook.basis(report.outlook),
             html.section("reading", "Trajectories to read", "worst and best of early, middle and last steps", readings),
             _footer(report),
         )
     )
+
+
+def _kind(report: Report) -> str:
+    """For the page's title: a simulated figure is never to be taken for a measured one."""
+    return " (simulated)" if report.summary["figures"] == "simulated" else ""
 
 
 def _timeline(report: Report) -> str:
@@ -78,12 +88,19 @@ def _timeline(report: Report) -> str:
         body += (
             '<div class="card timeline"><div class="tools"><button type="button" data-zoom="0.5">zoom in</button>'
             '<button type="button" data-zoom="2">zoom out</button><button type="button" data-zoom="all">all</button>'
-            f"<span>the last {len(report.window['steps'])} steps; drag to move, Ctrl or Shift + wheel to zoom</span>"
+            f"<span>{_what(report.window)}; drag to move, Ctrl or Shift + wheel to zoom</span>"
             '<ul class="keys"><li><i class="dot k-step"></i>train</li><li><i class="dot k-publish"></i>publish</li>'
             '<li><i class="dot w-wait"></i>wait for batch</li><li><i class="dot k-versions"></i>version that sampled</li></ul>'
             '</div><div id="canvas"></div></div>'
         )
     return html.section("timeline", "Timeline", note, body)
+
+
+def _what(window: Mapping[str, Any]) -> str:
+    """What the timeline shows of the run."""
+    shown, there = window["engines_shown"]
+    engines = f", {shown} of {there} engines" if shown < there else ""
+    return f"the last {len(window['steps'])} steps{engines}"
 
 
 def _footer(report: Report) -> str:

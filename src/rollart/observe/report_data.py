@@ -17,6 +17,7 @@ from rollart.observe.jsonl import Torn
 from rollart.observe.log import Event, EventLog, restated
 from rollart.observe.metric_rows import Row
 from rollart.observe.metrics import MetricsFold
+from rollart.observe.outlook import Outlook, OutlookFold
 from rollart.observe.readings import Picks, readings_of
 from rollart.observe.report_window import Marks, WindowFold
 from rollart.observe.summary import SummaryFold
@@ -33,6 +34,8 @@ class Report:
     header: Mapping[str, Any]
     started: Mapping[str, Any]
     summary: Mapping[str, Any]
+    outlook: Outlook | None
+    """None: no step was finished."""
     rows: Sequence[Row]
     advice: Sequence[Advice]
     said: Sequence[str]
@@ -56,6 +59,7 @@ class _FirstPass:
 
     def __init__(self) -> None:
         self.metrics, self.summary, self.picks = MetricsFold(), SummaryFold(), Picks()
+        self.outlook = OutlookFold()
         self.rows: list[Row] = []
         self.marks = Marks()
         self.started: Mapping[str, Any] = {}
@@ -70,6 +74,7 @@ class _FirstPass:
         self.n_events += 1
         self.rows += self.metrics(event)
         self.summary(event)
+        self.outlook(event)
         self.picks(event)
         self.marks(event)
         kind, t, data = event["kind"], event["t"], event["data"]
@@ -118,11 +123,12 @@ def gather(run_dir: Path) -> Report:
         header=log.header,
         started=first.started,
         summary=summary,
+        outlook=first.outlook.result(),
         rows=first.rows,
         advice=diagnose(first.rows, summary),
         said=[str(item) for item in torn] + first.said[:MAX_SAID],
         interruptions=[str(one) for one in first.summary.interruptions.found],
-        charts=charts_of(first.rows, tasks, first.started),
+        charts=charts_of(first.rows, tasks, first.started, learns=summary["figures"] != "simulated"),
         phases=first.phases,
         window=_window(log, first.marks, tasks),
         readings=readings_of(run_dir / "trajectories.jsonl", first.picks),

@@ -66,10 +66,13 @@ def opening(report: Report) -> str:
         f"max staleness {started.get('max_staleness')}, sync order {started.get('sync_order')}" if started else "",
         f"git {header.get('git')}",
     ]
+    virtual = summary["figures"] == "simulated"
+    eyebrow = "rollart · simulated run" if virtual else "rollart run"
+    simulated = '<span class="pill warn">simulated</span>' if virtual else ""
     why = f'<p class="why">{escape(str(summary["why"]))}</p>' if kind != "good" else ""
     return (
-        f'<header class="top"><div><p class="eyebrow">rollart run</p><h1>{escape(str(header.get("run")))}'
-        f'<span class="pill {kind}">{escape(status)}</span></h1>'
+        f'<header class="top"><div><p class="eyebrow">{eyebrow}</p><h1>{escape(str(header.get("run")))}'
+        f'{simulated}<span class="pill {kind}">{escape(status)}</span></h1>'
         f'<p class="facts">{" <i>·</i> ".join(escape(fact) for fact in facts if fact)}</p>{why}</div>'
         '<button id="theme" type="button" title="light or dark">◐</button></header>'
         f'<section class="tiles">{"".join(_tiles(report))}</section>'
@@ -82,7 +85,8 @@ def _tiles(report: Report) -> Iterable[str]:
     rate = summary["throughput"]["trajectories_per_s"]
     wanted = report.started.get("steps")
     trained = f"{percent(tokens['trained'] / tokens['sampled'])} trained" if tokens and tokens["sampled"] else ""
-    spread = f"{number(staleness['max'])} at most, bound {number(staleness['bound'])}"
+    bound = f"bound {number(staleness['bound'])}{'' if staleness['holds'] else ' does not hold'}"
+    spread = f"{number(staleness['max'])} at most, {bound}"
     rows = (
         ("steps", number(summary["steps"]), f"of {number(wanted)}" if wanted else ""),
         ("wall time", seconds(summary["wall_s"]), f"{seconds(summary['window_s'])} in training steps"),
@@ -109,7 +113,7 @@ def section(ident: str, title: str, note: str, body: str) -> str:
 def results(report: Report) -> str:
     """Success per task: from random actions to the trained policy."""
     summary = report.summary
-    if not report.tasks:
+    if not any(share is not None for cells in summary["success"].values() for share in cells.values()):
         return ""
     heads = "".join(f"<th>{name}</th>" for _, name in COLUMNS)
     lines = []
@@ -176,11 +180,14 @@ def phases(report: Report) -> str:
 
 
 def stacked(parts: Sequence[tuple[str, str, float]], unit: str) -> str:
-    """One bar of (css class, name, amount), with a legend that gives amount and share."""
+    """One bar of (css class, name, amount), with a legend that gives share and amount; unit %: share alone."""
     total = sum(amount for *_, amount in parts)
     if total <= 0:
         return ""
-    show = seconds if unit == "s" else number
+
+    def show(amount: float) -> str:
+        return seconds(amount) if unit == "s" else "" if unit == "%" else number(amount)
+
     bars = "".join(
         f'<i class="{kind}" style="width:{100 * amount / total:.3f}%" title="{escape(name)}: {show(amount)}"></i>'
         for kind, name, amount in parts

@@ -24,6 +24,8 @@ MAX_TURNS = 5_000
 """Turns drawn one by one; some 100 kB of page."""
 MAX_STEPS = 8
 MAX_ROWS = 160
+MAX_ENGINES = 8
+"""Engines drawn one by one; of more, evenly spaced ones."""
 
 
 class Alive(NamedTuple):
@@ -204,13 +206,16 @@ class WindowFold:
         """Plain values for JSON."""
         lives = self._ended + [(traj, life) for (traj, _), life in self._lives.items()]
         shown = _fitting(lives, self.end)
+        names = sorted(self._versions)
+        engines = names[:: -(-len(names) // MAX_ENGINES) or 1]
         return {
             "t0": round(self.start, 4),
             "length": self._tick(self.end),
             "tick_s": TICK_S,
             **self._spans,
-            "versions": {name: list(marks) for name, marks in sorted(self._versions.items())},
-            "engines": {name: load.rounded() for name, load in sorted(self._engine_load.items())},
+            "versions": {name: list(self._versions[name]) for name in engines},
+            "engines": {name: self._engine_load[name].rounded() for name in engines if name in self._engine_load},
+            "engines_shown": [len(engines), len(names)],
             "envs": self._env_load.rounded(),
             "trajectories": [self._drawn(traj, life, row) for traj, life, row in shown],
             "shown": [len(shown), len(lives)],

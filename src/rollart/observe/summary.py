@@ -35,6 +35,7 @@ class SummaryFold:
         self._tokens: dict[str, Any] | None = None
         self._members = Members()
         self._batches: dict[int, list[tuple[str, int]]] = {}
+        self._basis: list[str] = []
         self._steps = 0
         self._trained: dict[str, int] = {}
         self._trained_tokens = 0
@@ -65,6 +66,9 @@ class SummaryFold:
 
     def _on_resumed(self, event: Event, data: Mapping[str, Any]) -> None:
         self._started, self._finished = restated(self._started, data), UNFINISHED
+
+    def _on_simulated(self, event: Event, data: Mapping[str, Any]) -> None:
+        self._basis = list(data["basis"])
 
     def _on_published(self, event: Event, data: Mapping[str, Any]) -> None:
         self._versions.published(event)
@@ -139,6 +143,7 @@ class SummaryFold:
             "world": header.get("world"),
             "recipe": self._started.get("recipe"),
             "figures": figures_of(header),
+            "basis": self._basis,
             "status": self._finished["status"],
             "why": self._finished["why"],
             "steps": self._steps,
@@ -157,6 +162,7 @@ class SummaryFold:
                 "mean": self._staleness.mean,
                 "max": self._staleness.max,
                 "bound": self._started.get("max_staleness"),
+                "holds": self._started.get("enforce") != "admission",
             },
             "success": {task: {name: cell and cell["success"] for name, cell in cells[task].items()} for task in tasks},
             "success_episodes": {

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 FIELDS: Mapping[str, str] = {
     "run, world, recipe": "which run this is; world: local, fake, virtual or cluster",
     "figures": "`measured` (a real clock) or `simulated` (virtual time); holds for every figure here",
+    "basis": "of a simulated run, a line for each model and calibration that its figures rest on",
     "status, why": "`run_finished`'s; `unfinished` when the log ends without it",
     "steps": "batches trained: number of `step_finished`",
     "wall_s": "s; from the run's beginning to its end (or last event), with baselines, warm start and evaluations; neither "
@@ -21,7 +22,8 @@ FIELDS: Mapping[str, str] = {
     "trajectories_by": "trained; dropped by reason; failed: failed attempts by type; eval: ended evaluation episodes",
     "tokens": "the ledger at the end: sampled = trained + sum of dropped + buffered + in_flight + eval",
     "staleness": "versions; trainer's version when a trajectory is trained minus that of its oldest sampled token: mean "
-    "and max over trained trajectories; bound: `max_staleness`. Weights that are published again count once",
+    "and max over trained trajectories; bound: `max_staleness`; holds: false where it is checked at admission only. Weights "
+    "that are published again count once",
     "success": "share of successes per task: random, constant: the baselines; warm: evaluation `before` (after the warm "
     "start), sampled; after: evaluation `after`, sampled; held_back: the same, on instances never trained on; greedy: "
     "evaluation `after`, greedy. warm, after and greedy are of the held-back instances where the evaluation has no others",

@@ -35,6 +35,14 @@ class Stat:
         self.low = min(self.low, value)
         self.high = max(self.high, value)
 
+    def merge(self, other: Stat) -> None:
+        """As if its numbers had been added here too."""
+        self.n += other.n
+        self.total += other.total
+        self.squares += other.squares
+        self.low = min(self.low, other.low)
+        self.high = max(self.high, other.high)
+
     @property
     def mean(self) -> float | None:
         return self.total / self.n if self.n else None
@@ -122,6 +130,11 @@ class EngineMeter:
         if now is not None:
             _advance(now, t)
             now.live.discard(request)
+
+    def live_on(self, engine: str) -> int:
+        """Live requests of one engine."""
+        found = self._engines.get(engine)
+        return len(found.live) if found is not None else 0
 
     @property
     def live(self) -> dict[str, int]:

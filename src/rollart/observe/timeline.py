@@ -1,7 +1,8 @@
 """From events to a Chrome trace (chrome://tracing, ui.perfetto.dev): who did what, when.
 
-Processes are lanes: the trainer, each engine, each env host, control. Turns and environment steps that overlap are put in
-as few rows as hold them without overlap. Invariant: one pass over the events, with memory for what is open only.
+Processes are lanes: the trainer, each pool of engines, each env host, control. Within a pool each engine has rows of its own.
+Turns and environment steps that overlap are put in as few rows as hold them without overlap. Invariant: one pass over the
+events, with memory for what is open only.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from rollart.observe.metrics import request_of, steps_done
 from rollart.observe.summary import figures_of
 from rollart.observe.tally import EngineMeter, task_of
 
-TRAINER, CONTROL, FIRST_ENGINE, FIRST_HOST = 1, 2, 1_000, 100_000
+TRAINER, CONTROL, FIRST_POOL, FIRST_HOST = 1, 2, 1_000, 100_000
 """Process ids in the trace, which viewers sort by."""
+ROWS = 10_000
+"""Row numbers of one engine within its pool, more than it has turns at once: rows of an engine stay together."""
 INSTANTS = (
     "group_dropped",
     "abort_requested",
@@ -61,7 +64,11 @@ class TraceFold:
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
         self._lanes: dict[int, int] = {}
-        self._slots: dict[int, Slots] = {}
+        self._slots: dict[tuple[int, int], Slots] = {}
+        self._pools: dict[str, str] = {}
+        self._early: dict[str, list[Event]] = {}
+        self._rows: dict[str, int] = {}
+        """Engine -> the first of its rows."""
         self._seen: set[tuple[int, int]] = set()
         self._meter = EngineMeter()
         self._host: dict[tuple[str, int], str] = {}
@@ -72,14 +79,20 @@ class TraceFold:
 
     def _of(self, event: Event) -> Iterator[dict[str, Any]]:
         kind, t, data = event["kind"], event["t"], event["data"]
-        if kind == "turn_routed":
+        if kind == "engine_joined":
+            self._pools[event["engine"]] = data["pool"]
+            for early in self._early.pop(event["engine"], ()):
+                yield from self._weights(early)
+        elif kind == "turn_routed":
             self._meter.routed(event["engine"], request_of(event), t)
             yield from self._live(event["engine"], t)
         elif kind == "turn_done":
             self._meter.done(event["engine"], request_of(event), t)
             yield from self._live(event["engine"], t)
             args = {**_ids(event), "spans": data["spans"], "sampled": data["sampled"], "finish": data["finish"]}
-            yield from self._slot(self._engine(event), f"{task_of(event['traj'])} turn", t, data["seconds"], args)
+            engine, name = event["engine"], f"{task_of(event['traj'])} turn"
+            pid, first = self._engine(engine)
+            yield from self._slot(pid, name, t, data["seconds"], args, first=first, of=f"{engine} ")
         elif kind in ("env_opened", "env_stepped"):
             if kind == "env_opened":
                 self._host[event["traj"], event["attempt"]] = event["host"]
@@ -90,10 +103,18 @@ class TraceFold:
         elif kind == "traj_finished":
             self._host.pop((event["traj"], event["attempt"]), None)
         elif kind in ("applied", "prefetched"):
-            args = {"version": event["version"], **{name: data[name] for name in ("exposed_s", "live") if name in data}}
-            yield from self._span(self._engine(event), 0, "weights", kind, t, data["seconds"], args)
+            if event["engine"] in self._pools:
+                yield from self._weights(event)
+            else:  # its first version, with which it joins
+                self._early.setdefault(event["engine"], []).append(event)
         else:
             yield from self._control(kind, t, event, data)
+
+    def _weights(self, event: Event) -> Iterator[dict[str, Any]]:
+        engine, data = event["engine"], event["data"]
+        args = {"version": event["version"], **{name: data[name] for name in ("exposed_s", "live") if name in data}}
+        pid, first = self._engine(engine)
+        yield from self._span(pid, first, f"{engine} weights", event["kind"], event["t"], data["seconds"], args)
 
     def _no_engines(self, t: float) -> Iterator[dict[str, Any]]:
         """The run was resumed: nothing is live on the engines before it."""
@@ -152,17 +173,22 @@ class TraceFold:
             self._lanes[first] = self._lanes.get(first, 0) + 1
         return self._pids[name]
 
-    def _engine(self, event: Event) -> int:
-        return self._pid(f"engine {event['engine']}", FIRST_ENGINE)
+    def _engine(self, engine: str) -> tuple[int, int]:
+        """Its pool's process, and the first of its rows there."""
+        pid = self._pid(f"pool {self._pools.get(engine, 'default')}", FIRST_POOL)
+        return pid, self._rows.setdefault(engine, len(self._rows) * ROWS)
 
     def _live(self, engine: str, t: float) -> Iterator[dict[str, Any]]:
-        pid = self._pid(f"engine {engine}", FIRST_ENGINE)
-        live = self._meter.live.get(engine, 0)
-        yield {"ph": "C", "name": "live requests", "ts": _us(t), "pid": pid, "tid": 0, "args": {"live": live}}
+        pid, first = self._engine(engine)
+        live = self._meter.live_on(engine)
+        name = f"{engine} live requests"
+        yield {"ph": "C", "name": name, "ts": _us(t), "pid": pid, "tid": first, "args": {"live": live}}
 
-    def _slot(self, pid: int, name: str, t: float, seconds: float, args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        row = self._slots.setdefault(pid, Slots()).place(t - seconds, t)
-        yield from self._span(pid, row + 1, f"slot {row}", name, t, seconds, args)
+    def _slot(
+        self, pid: int, name: str, t: float, seconds: float, args: Mapping[str, Any], *, first: int = 0, of: str = ""
+    ) -> Iterator[dict[str, Any]]:
+        row = self._slots.setdefault((pid, first), Slots()).place(t - seconds, t)
+        yield from self._span(pid, first + row + 1, f"{of}slot {row}", name, t, seconds, args)
 
     def _span(
         self, pid: int, tid: int, row: str, name: str, t: float, seconds: float, args: Mapping[str, Any]

@@ -84,9 +84,13 @@ class Server:
         return (self.max_step_tokens or self.facts.max_step_tokens) * self.cost.attention_dp
 
     def step_s(self, batch: float, context: float, prefill: float = 0.0, prompt: float = 0.0) -> float:
+        """One step that reads `prefill` tokens of prompts of `prompt`; each sees half of its prompt on average."""
+        return self.whole_step_s(batch, context, prefill, prompt / 2.0)
+
+    def whole_step_s(self, batch: float, context: float, prefill: float, prefill_context: float) -> float:
         """One step with the host's part on the critical path, averaged over the steps of one visit of the scheduler."""
         eff, facts, dp = self.cost.efficiency, self.facts, self.cost.attention_dp
-        device = self.cost.step_s(batch, context, prefill=prefill, prefill_context=prompt / 2.0)
+        device = self.cost.step_s(batch, context, prefill=prefill, prefill_context=prefill_context)
         host = facts.host * (eff.host_step_s + eff.host_sequence_s * batch / dp) / facts.steps_per_schedule
         return max(device, host * self.cost.factor) if facts.overlapped else device + host * self.cost.factor
 

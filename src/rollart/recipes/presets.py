@@ -3,8 +3,9 @@
     rollart train first_run sync dapo       # the presets' values, under the origins `preset sync` and `preset dapo`
 
 Invariant: a preset is of one family, sets keys of that family only, and sets all of them, so that presets of one family given
-one after another do not mix, and one of each go together. Why: a schedule is one choice, told by several numbers that must
-fit each other (design: staleness), and so is an algorithm. How large steps and batches are stays the recipe's affair.
+one after another do not mix, and one of each go together; `ORDERS` alone shares its key with the schedules. Why: a schedule is
+one choice, told by several settings that must fit each other (design: staleness), and so is an algorithm. How large steps and
+batches are stays the recipe's affair.
 """
 
 from __future__ import annotations
@@ -14,20 +15,67 @@ from typing import Any
 
 Fragment = Mapping[str, Any]
 
-SYNC: Fragment = {"schedule": {"max_staleness": 0, "sync_order": "early"}}
-"""Each batch is sampled under the weights that it trains; rollout and training take turns."""
 
-ONE_OFF: Fragment = {"schedule": {"max_staleness": 1, "sync_order": "paper"}}
+def _schedule(
+    max_staleness: int, sync_order: str, *, enforce: str = "admission_and_release", barrier: str = "none",
+    score: str = "trajectory", colocated: bool = False,
+) -> Fragment:  # fmt: skip
+    """A whole schedule."""
+    return {
+        "schedule": {
+            "max_staleness": max_staleness, "sync_order": sync_order, "enforce": enforce, "barrier": barrier,
+            "score": score, "colocated": colocated,
+        }
+    }  # fmt: skip
+
+
+SYNC = _schedule(0, "early", barrier="turn", score="batch", colocated=True)
+"""The synchronous baseline of the papers: each batch is sampled under the weights that it trains, its environments step
+together, its rewards are asked for when all have ended, and the same devices sample and train in turn."""
+
+SYNC_PLUS = _schedule(0, "early", colocated=True)
+"""The same with each trajectory by itself: its environment steps when it likes, its reward is asked for when it ends (RollArt's
+Sync+, which also has `serverless` rewards)."""
+
+ONE_OFF = _schedule(1, "paper")
 """A one-off pipeline: a batch is sampled while the one before it is trained. RollArt's alpha 0."""
 
-OVERLAP: Fragment = {"schedule": {"max_staleness": 1, "sync_order": "early"}}
+AREAL = _schedule(1, "early", enforce="admission")
+"""AReaL as RollArt compares with it: staleness 1, looked at when a trajectory starts and not when it is trained, so that the
+bound does not hold. For simulation; `train` refuses it."""
+
+OVERLAP = _schedule(1, "early")
 """Engines take new weights as soon as they hold them; trajectories may span two versions. RollArt's alpha 1."""
 
-ROLLART: Fragment = {"schedule": {"max_staleness": 2, "sync_order": "paper"}}
+ROLLART = _schedule(2, "paper")
 """RollArt's default: get a batch, suspend, update, resume, train, with alpha 1 (section on the staleness bound)."""
 
-ROLLART_EARLY: Fragment = {"schedule": {"max_staleness": 2, "sync_order": "early"}}
+ROLLART_EARLY = _schedule(2, "early")
 """The window of RollArt's default with weights applied early. RollArt's alpha 2."""
+
+REDUNDANCY: Mapping[str, Fragment] = {
+    "redundancy": {"schedule": {"redundancy": 2}},
+    "no_redundancy": {"schedule": {"redundancy": 0}},
+}
+"""Two members more than a group needs, the first that suffice close it (RollArt, redundant environments: 8 of 10)."""
+
+ORDERS: Mapping[str, Fragment] = {
+    "early": {"schedule": {"sync_order": "early"}},
+    "paper": {"schedule": {"sync_order": "paper"}},
+}
+"""When weights are applied, by itself: given after a schedule, it changes this one thing of it."""
+
+AFFINITY: Mapping[str, Fragment] = {
+    "affinity": {"affinity": {"kind": "auto"}},
+    "no_affinity": {"affinity": {"kind": "off"}},
+}
+"""Pools by measured time, in place of a recipe's table; or every engine for every task."""
+
+REWARDS: Mapping[str, Fragment] = {
+    "serverless": {"rewards": {"kind": "serverless"}},
+    "local_rewards": {"rewards": {"kind": "local"}},
+}
+"""Rewards from instances that come and go with the calls, or from devices of their own (a pool with role score)."""
 
 
 def _algorithm(
@@ -91,7 +139,9 @@ were sampled leave the loss (AReaL, section 5.2)."""
 
 SCHEDULES: Mapping[str, Fragment] = {
     "sync": SYNC,
+    "sync_plus": SYNC_PLUS,
     "one_off": ONE_OFF,
+    "areal": AREAL,
     "overlap": OVERLAP,
     "rollart": ROLLART,
     "rollart_early": ROLLART_EARLY,
@@ -106,4 +156,5 @@ ALGORITHMS: Mapping[str, Fragment] = {
     "cispo": CISPO,
     "decoupled": DECOUPLED,
 }
-PRESETS: Mapping[str, Fragment] = {**SCHEDULES, **ALGORITHMS}
+FAMILIES: tuple[Mapping[str, Fragment], ...] = (SCHEDULES, ALGORITHMS, REDUNDANCY, ORDERS, AFFINITY, REWARDS)
+PRESETS: Mapping[str, Fragment] = {name: fragment for family in FAMILIES for name, fragment in family.items()}

@@ -1,40 +1,34 @@
-"""A run's folder: who may write it, what is written to it, and from where the run in it can go on.
+"""The records of a run on devices: what is written while it goes on, and from where the run in a folder can go on.
 
-Invariants: one process has the folder at a time; whatever happens, the event log is closed and whole, and the summary, the
-report and the timeline are written from it. A resumed run goes on in the same files, and each reads as the record of one run.
+Invariants: whatever happens, the event log is closed and whole. A resumed run goes on in the same files, and each reads as
+the record of one run. The folder itself is `observe.run_folder`'s.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shlex
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart.config.load import Resolved, dump, load_file
+from rollart.config.load import load_file
 from rollart.config.schema import RunConfig
-from rollart.core.errors import ClusterError, ConfigError, RollartError, StoreError
+from rollart.core.errors import ConfigError, RollartError, StoreError
 from rollart.core.events import Sink, header
 from rollart.core.snapshot import Resumed
 from rollart.observe.display import Display
-from rollart.observe.jsonl import write_whole
 from rollart.observe.log import Event, EventLog, EventWriter
 from rollart.observe.metrics import MetricsWriter
 from rollart.observe.past import Past, number_of, past_of
-from rollart.observe.report import write_results
-from rollart.observe.timeline import write_trace
+from rollart.observe.run_folder import CONFIG, EVENTS, METRICS, checkout
 from rollart.observe.trajectories import Encoded, Pieces, TrajectoryWriter
 from rollart.runtime.checkpoint_reading import latest
 from rollart.runtime.payload import TokenPayload
 from rollart.runtime.tokenizers import Tokenizer
 
-CONFIG, EVENTS, METRICS, TRAJECTORIES, CHECKPOINTS = (
-    "config.yaml", "events.jsonl", "metrics.jsonl", "trajectories.jsonl", "checkpoints",
-)  # fmt: skip
+TRAJECTORIES, CHECKPOINTS = "trajectories.jsonl", "checkpoints"
 
 log = logging.getLogger(__name__)
 
@@ -58,43 +52,6 @@ class Records:
     keep: TrajectoryWriter
     flush: Callable[[], None]
     """Returns when all that was recorded is on disk; blocks."""
-
-
-@contextmanager
-def held(folder: Path, *, instead: str = "") -> Iterator[None]:
-    """Only one process may write a run; the lock ends with its process.
-
-    `instead`: what else can be done, beside waiting, when another process has the run.
-    Raises ClusterError when another one has it, StoreError when the folder cannot be written.
-    """
-    path = folder / ".lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = path.open("w")
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}; check the folder") from error
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ClusterError(f"{folder} is in use by another process; wait for it or end it{instead}") from error
-        except OSError as error:
-            raise StoreError(
-                f"{path}: cannot be locked: {error.strerror}; keep runs on a disk with file locks"
-            ) from error
-        yield
-
-
-def keep_config(folder: Path, resolved: Resolved) -> None:
-    """Write the configuration that a run goes on with; one that differs from it is kept as config-0.yaml, config-1.yaml, .."""
-    path, number = folder / CONFIG, 0
-    if path.is_file():
-        if load_file(path).config == resolved.config:
-            return
-        while (folder / f"config-{number}.yaml").exists():
-            number += 1
-        write_whole(folder / f"config-{number}.yaml", path.read_text(encoding="utf-8"))
-    write_whole(path, dump(resolved))
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
@@ -197,7 +154,7 @@ def open_records(
     metrics = MetricsWriter(folder / METRICS, history)
     stack.callback(metrics.close)
     head = header(
-        run=config.name, incarnation=start.incarnation, clock="monotonic", world=config.world.kind, git=_git()
+        run=config.name, incarnation=start.incarnation, clock="monotonic", world=config.world.kind, git=checkout()
     )
     append = resumed is not None
     events = EventWriter(folder / EVENTS, head, append=append)
@@ -221,40 +178,6 @@ def _replayed(path: Path, last_seq: int, display: Display) -> Iterator[Event]:
             return
         display.replay(event)
         yield event
-
-
-@contextmanager
-def results(folder: Path) -> Iterator[None]:
-    """At the end, summary, report and timeline, also of a run that failed: what happened is in its log.
-
-    Raises StoreError when they cannot be written, unless the run failed: then its own error is the one to see.
-    """
-    try:
-        yield
-    except BaseException:  # boundary: however a run ends, what happened in it is written down
-        try:
-            _write_results(folder)
-        except StoreError as error:
-            log.warning("%s", error)
-        raise
-    _write_results(folder)
-
-
-def _write_results(folder: Path) -> None:
-    if (folder / EVENTS).is_file():
-        write_results(folder)
-        write_trace(folder)
-
-
-def _git() -> str:
-    """The commit of the code that runs, where it runs from a checkout."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.strip()
 
 
 def _encode(payload: object) -> Encoded:

@@ -296,6 +296,12 @@ def _writes_into(pid: int, folder: Path) -> bool:
     return False
 
 
+def family() -> dict[int, str]:
+    """All processes below this one, by id, with their names, which the system cuts to 15 characters."""
+    everyone = _everyone()
+    return {who.pid: everyone[who.pid].name for who in _below(everyone, {os.getpid()}, frozenset())}
+
+
 # --- the table of processes ----------------------------------------------------------------------------------------------
 
 

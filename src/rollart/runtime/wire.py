@@ -1,4 +1,4 @@
-"""Batched calls to one actor: at most one submit per turn of the loop and one long poll in flight, whatever the load.
+"""Batched calls to one actor: at most one submit and one poll in `PAUSE_S`, and one long poll in flight, whatever the load.
 
 Owns the way between a proxy in the control process and its actor. Batches travel as one pickled byte string, because
 Ray would ship every small array in them as a buffer of its own. Invariant: when the actor is gone, is silent, raises in a
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from rollart.core.errors import failure
 from rollart.core.types import Boundary, Failure
-from rollart.runtime.actors import call, unless_done
+from rollart.runtime.actors import InlineHandle, call, unless_done
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -23,6 +23,9 @@ POLL_S = 1.0
 """A poll returns empty after this long, so that a silent actor and a dead connection can be told apart."""
 SILENT_S = 30.0
 """Beyond that an actor without an answer counts as lost: longer than any one step or apply, in which it cannot answer."""
+PAUSE_S = 0.02
+"""Least time between two batches that are sent, and between an answer and the next poll: a call costs a few milliseconds of
+CPU time over both processes, so a busy actor gets its items by the batch. After a quiet moment nothing waits."""
 BEATS = 8
 """Silence is counted in beats and not in seconds: time in which this loop itself was held up passes for one beat."""
 
@@ -32,7 +35,7 @@ class Wire(Generic[S, P]):
 
     def __init__(
         self, actor: Any, *, where: Boundary, on_poll: Callable[[P], None], on_lost: Callable[[Failure], None],
-        poll_s: float = POLL_S, silent_s: float = SILENT_S,
+        poll_s: float = POLL_S, silent_s: float = SILENT_S, pause_s: float | None = None,
     ) -> None:  # fmt: skip
         self._actor = actor
         self._where = where
@@ -40,8 +43,10 @@ class Wire(Generic[S, P]):
         self._on_lost = on_lost
         self._poll_s = poll_s
         self._silent_s = silent_s
+        self._pause_s = (0.0 if isinstance(actor, InlineHandle) else PAUSE_S) if pause_s is None else pause_s
+        self._sent_at = float("-inf")
         self._outbox: list[S] = []
-        self._answers = 0
+        self._answers = self._batches = 0
         self._loops: tuple[asyncio.Task[None], ...] = ()
         self.lost: Failure | None = None
 
@@ -53,17 +58,29 @@ class Wire(Generic[S, P]):
             loop.create_task(self._watch(), name=f"watch {self._where}"),
         )
 
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Batches that were sent, and polls that were answered."""
+        return self._batches, self._answers
+
     def send(self, item: S) -> None:
         """Put an item into the next batch."""
         if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
+            loop = asyncio.get_running_loop()
+            wait_s = self._sent_at + self._pause_s - loop.time()
+            if wait_s > 0:
+                loop.call_later(wait_s, self._flush)
+            else:
+                loop.call_soon(self._flush)
         self._outbox.append(item)
 
     def _flush(self) -> None:
         batch, self._outbox = self._outbox, []
         if not batch or self.lost is not None:
             return
+        self._sent_at = asyncio.get_running_loop().time()
         try:
+            self._batches += 1
             sent = self._actor.submit.remote(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
             # the next batch does not wait for this one; but one that the actor refuses would be missing for ever
             unless_done(self._where, sent, self.fail)
@@ -80,6 +97,8 @@ class Wire(Generic[S, P]):
                     self.fail(outcome)
                 elif self.lost is None:
                     self._on_poll(pickle.loads(outcome))
+                    if self._pause_s:
+                        await asyncio.sleep(self._pause_s)
             # boundary: an answer is the actor's; one that cannot be read or taken leaves its askers waiting for ever
             except Exception as error:  # noqa: BLE001
                 self.fail(self._broken("an answer could not be taken", error))

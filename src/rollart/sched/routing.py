@@ -143,23 +143,32 @@ class Router:
     ) -> Choice | None:
         """Choose an engine at `min_version` or newer (exactly `pin` if given); None: no engine is eligible now.
 
-        home: the engine that holds the trajectory's prefix, if any. pools: in order of affinity; the rest of the pools
-        follow in the order in which they joined. draw: a random integer of at least 32 bits.
+        home: the engine that holds the trajectory's prefix, if any. pools: in order of affinity; all engines
+        of other pools follow together. draw: a random integer of at least 32 bits.
         """
         seat = self._seats.get(home) if home is not None else None
         if home is not None and seat is not None and _eligible(seat.version, min_version, pin):
             return Choice(home, seat.load, True, bool(pools) and seat.pool != pools[0])
-        order = [*pools, *(pool for pool in self._pools if pool not in pools)]
-        for rank, pool in enumerate(order):
+        for rank, pool in enumerate(pools):
             groups = [
                 group for version, group in self._pools.get(pool, {}).items() if _eligible(version, min_version, pin)
             ]
-            n = sum(map(len, groups))
-            if n:
-                first, second = _pick(groups, draw % n), _pick(groups, (draw >> 16) % n)
-                best = min(first, second, key=lambda engine: self._seats[engine].load)
-                return Choice(best, self._seats[best].load, False, bool(pools) and rank > 0)
-        return None
+            if groups:
+                return self._less_loaded(groups, draw, fallback=rank > 0)
+        groups = [
+            group
+            for pool, versions in self._pools.items()
+            if pool not in pools
+            for version, group in versions.items()
+            if _eligible(version, min_version, pin)
+        ]
+        return self._less_loaded(groups, draw, fallback=bool(pools)) if groups else None
+
+    def _less_loaded(self, groups: Sequence[IndexedSet], draw: int, *, fallback: bool) -> Choice:
+        n = sum(map(len, groups))
+        first, second = _pick(groups, draw % n), _pick(groups, (draw >> 16) % n)
+        best = min(first, second, key=lambda engine: self._seats[engine].load)
+        return Choice(best, self._seats[best].load, False, fallback)
 
 
 def _eligible(version: Version, min_version: Version, pin: Version | None) -> bool:

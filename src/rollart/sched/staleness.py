@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from rollart.core.errors import InvariantBroken
 from rollart.core.types import Version
 
-
 NO_BOUND = 1 << 40
 """A staleness that no run reaches."""
 

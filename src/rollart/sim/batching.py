@@ -26,12 +26,18 @@ REVIEW = 0.1
 """The rate is asked anew when contexts have grown by this share; attention is only a part of a step."""
 REVIEW_TOKENS = 64
 """And not before this many tokens, or short contexts would be reviewed at every step."""
-CONTEXT_GRID = 1.05
-"""Costs are remembered for contexts and chunks on this geometric grid, as most steps are like others."""
+FINE, CHUNK, COARSE = 1.05, 1.1, 1.25
+"""Costs are asked for amounts on geometric grids, as most steps are like others: contexts of steps that only decode on the fine
+one; of steps that read a prompt its chunk on the middle one, and all else, which is the lesser part, on the coarse one."""
+PLACES = 512
+"""Of a grid: more than any amount needs."""
+EXACT = 4
+"""So many decoding requests, and fewer, are never rounded."""
 
 
 class StepCost(Protocol):
-    """Seconds of one step of an engine, all of its ranks together."""
+    """Seconds of one step of an engine, all of its ranks together. Asked at each event: one that is dear to compute
+    remembers what it has said, for all engines alike."""
 
     def step_s(self, batch: float, context: float, *, prefill: float = 0.0, prefill_context: float = 0.0) -> float: ...
 
@@ -80,6 +86,8 @@ class _Reading:
     context: float
     """Tokens that one of theirs attends to on average."""
     left: float
+    held: int
+    """Tokens that they will hold when they have been read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +117,7 @@ class Batching:
     _arrivals: int = 0
     _timer: asyncio.TimerHandle | None = None
     _settling: bool = False
-    _known: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
+    _loop: asyncio.AbstractEventLoop | None = None
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +154,7 @@ class Batching:
 
     def _advance(self) -> None:
         """Bring the fluid to now."""
-        now = asyncio.get_running_loop().time()
+        now = self._running().time()
         elapsed, self._at_s = now - self._at_s, now
         if elapsed <= 0 or not self._step_s:
             return
@@ -162,15 +170,22 @@ class Batching:
         """Whatever comes and goes in this instant is put together once, after all of it."""
         if not self._settling:
             self._settling = True
-            asyncio.get_running_loop().call_soon(self._settle)
+            self._running().call_soon(self._settle)
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        """The loop that it lives in."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     def _settle(self) -> None:
         """Let in whom there is room for, ask the cost, and set the time of the next event."""
         self._advance()
         self._finish_reading()
         self._settling = True
-        for sequence in self._finished():
-            sequence.done()  # it stops the sequence
+        if self._ends and self._ends[0][0] <= self._count + ROUNDING:
+            for sequence in self._finished():
+                sequence.done()  # it stops the sequence
         self._settling = False
         self._make_room()
         self._admit()
@@ -181,6 +196,8 @@ class Batching:
         while self._ends and self._ends[0][0] <= self._count + ROUNDING:
             end, _, sequence = heapq.heappop(self._ends)
             if sequence.decoding and sequence.end == end:
+                # a sequence that was preempted and read again within one step is in the heap with the same end twice
+                sequence.end = math.nan
                 ended.append(sequence)
         return ended
 
@@ -194,32 +211,24 @@ class Batching:
             return
         decodes = decoding if reading is None or self.rules.mixed else 0
         context = self._mean_context() if decodes else 0.0
-        self._step_s = self._cost(
-            decodes, context, reading.chunk if reading else 0.0, reading.context if reading else 0.0
-        )
         steps = math.inf
-        if reading is not None:
+        if reading is None:
+            self._step_s = self.cost.step_s(decodes, _FINE.near(context))
+        else:
+            self._step_s = self.cost.step_s(
+                decodes if decodes <= EXACT else round(_COARSE.near(decodes)), _COARSE.near(context),
+                prefill=_CHUNK.near(reading.chunk), prefill_context=_COARSE.near(reading.context),
+            )  # fmt: skip
             steps = reading.left / reading.chunk
         if decodes:
             while not (self._ends[0][2].decoding and self._ends[0][2].end == self._ends[0][0]):
                 heapq.heappop(self._ends)
-            steps = min(steps, self._ends[0][0] - self._count, max(REVIEW_TOKENS, REVIEW * context))
-            steps = min(steps, max(self.rules.kv_tokens - self._held - self.idle(), 0.0) / decodes)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(self._at_s + max(steps, 0.0) * self._step_s, self._settle)
-
-    def _cost(self, decodes: int, context: float, chunk: float, chunk_context: float) -> float:
-        key = (decodes, _grid(context), _grid(chunk), _grid(chunk_context))
-        found = self._known.get(key)
-        if found is None:
-            found = self.cost.step_s(
-                float(decodes), _ungrid(key[1]), prefill=_ungrid(key[2]), prefill_context=_ungrid(key[3])
-            )
-            self._known[key] = found
-        return found
+            room = max(self.rules.kv_tokens - self._held - self.idle(), 0.0) / decodes
+            steps = min(steps, self._ends[0][0] - self._count, max(REVIEW_TOKENS, REVIEW * context), room)
+        self._timer = self._running().call_at(self._at_s + max(steps, 0.0) * self._step_s, self._settle)
 
     def _mean_context(self) -> float:
-        reading = 0 if self._reading is None else sum(_whole(sequence) for sequence in self._reading.sequences)
+        reading = 0 if self._reading is None else self._reading.held
         return max(1.0, (self._held - reading) / len(self._decoding))
 
     # --- the batch ---------------------------------------------------------------------------------------------------
@@ -231,6 +240,9 @@ class Batching:
     def _queue(self, sequence: _Sequence) -> None:
         """Higher priority first, then first come; nearly always that is the end."""
         place = len(self._waiting)
+        if not place:
+            self._waiting.append(sequence)
+            return
         key = (-sequence.work.priority, sequence.order)
         while place and (-self._waiting[place - 1].work.priority, self._waiting[place - 1].order) > key:
             place -= 1
@@ -238,7 +250,7 @@ class Batching:
 
     def _admit(self) -> None:
         """Take the next prompts, as many as one step reads, or the first one in several steps."""
-        if self._reading is not None:
+        if self._reading is not None or not self._waiting:
             return
         budget = self.rules.step_tokens - (len(self._decoding) if self.rules.mixed else 0)
         taken: list[_Sequence] = []
@@ -260,7 +272,7 @@ class Batching:
             seen = sum(
                 sequence.to_read * (_whole(sequence) - sequence.to_read / 2) for sequence in taken
             ) / total  # fmt: skip
-            self._reading = _Reading(taken, total / steps, seen, float(total))
+            self._reading = _Reading(taken, total / steps, seen, float(total), sum(map(_whole, taken)))
 
     def _finish_reading(self) -> None:
         """Prompts that are read have their first token, and decode."""
@@ -283,11 +295,13 @@ class Batching:
         """Idle cache goes first, then the youngest of the lowest priority, until the rest can have a token more."""
         while True:
             lacking = self._held + len(self._decoding) - self.rules.kv_tokens
-            spare = REVIEW_TOKENS * len(self._decoding)
-            if lacking + spare + self.idle() > 0:
-                self.evict(lacking + spare + self.idle())
+            over = lacking + REVIEW_TOKENS * len(self._decoding) + self.idle()
+            if over > 0:
+                self.evict(over)
+            if lacking <= ROUNDING:
+                return
             live = [*self._decoding, *(self._reading.sequences if self._reading else ())]
-            if lacking <= ROUNDING or len(live) <= 1:
+            if len(live) <= 1:
                 return
             self._preempt(max(live, key=lambda sequence: (-sequence.work.priority, sequence.order)))
 
@@ -312,6 +326,7 @@ class Batching:
             self._waiting.remove(sequence)
             return
         reading.sequences.remove(sequence)
+        reading.held -= _whole(sequence)
         self._held -= _whole(sequence)
         reading.left = min(reading.left, float(sum(other.to_read for other in reading.sequences)))
         if not reading.sequences:
@@ -323,10 +338,20 @@ def _whole(sequence: _Sequence) -> int:
     return sequence.work.context + int(sequence.sampled)
 
 
-def _grid(tokens: float) -> int:
-    """The place on the grid; -1 for none."""
-    return -1 if tokens <= 0 else round(math.log(max(1.0, tokens)) / math.log(CONTEXT_GRID))
+class _Grid:
+    """Amounts a factor apart."""
+
+    __slots__ = ("_amounts", "_per_e")
+
+    def __init__(self, factor: float) -> None:
+        self._amounts = tuple(factor**place for place in range(PLACES))
+        self._per_e = 1.0 / math.log(factor)
+
+    def near(self, amount: float) -> float:
+        """The nearest amount; none stays none."""
+        if amount <= 1.0:
+            return 1.0 if amount > 0.0 else 0.0
+        return self._amounts[round(math.log(amount) * self._per_e)]
 
 
-def _ungrid(place: int) -> float:
-    return 0.0 if place < 0 else float(CONTEXT_GRID**place)
+_FINE, _CHUNK, _COARSE = _Grid(FINE), _Grid(CHUNK), _Grid(COARSE)

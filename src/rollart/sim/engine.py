@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -55,7 +55,11 @@ class EngineModel:
     """One sampled token of one request."""
     prefill_token_s: float = 0.0
     prefetch_s: float = 0.0
+    pull: Callable[[Version], Awaitable[None]] | None = None
+    """Brings a version near, where `prefetch_s` does not say all: engines of one node may share what they pull."""
     apply_s: float = 0.0
+    sleep_s: float = 0.0
+    wake_s: float = 0.0
     length: Callable[[TurnRequest], int] = field(default=lambda request: request.max_tokens)
     """Tokens that a turn would sample if nothing stopped it; less than max_tokens ends in `stop`."""
     fault: Callable[[str, Command, int], Failure | Mishap | None] = field(default=lambda engine, call, nth: None)
@@ -68,6 +72,8 @@ class EngineModel:
     """False: an apply aborts live requests whatever is asked, as engines do that cannot rebuild a cache."""
     shares: bool = False
     """Siblings of a group find its prompt in the cache."""
+    caches: bool = True
+    """False: nothing of a context is kept from one turn to the next."""
     pace: Callable[[EngineInfo, Prefixes], Pace] | None = None
     """How its requests come by their tokens; None: each alone, by `token_s` and `prefill_token_s`."""
 
@@ -116,6 +122,8 @@ class SimEngine:
         self._duplicates = 0
         self._calls: Counter[Command] = Counter()
         self._applying = False
+        self.asleep = False
+        """Its memory is another's: requests are held, nothing is sampled and no cache is there."""
         self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
         self._ended = Signal()
         self.lost: Failure | None = None
@@ -148,7 +156,7 @@ class SimEngine:
         """Begin or go on to sample, if the version allows it and no weights change just now."""
         request = running.request
         allowed = self._version >= request.min_version and request.pin in (None, self._version)
-        if self.lost is not None or self._applying or not allowed or running.moving:
+        if self.lost is not None or self._applying or self.asleep or not allowed or running.moving:
             return
         n = request.context.n_tokens + running.settled
         taken = self._prefixes.take(running.key, n)
@@ -179,6 +187,8 @@ class SimEngine:
         if finish == "stop":  # all that is wanted is there, whatever rounding says of the last token
             running.add(self._version, running.wanted - running.settled)
             self._prefixes.keep(running.key, running.request.context.n_tokens + running.settled)
+        if self.asleep or not self._model.caches:
+            self._prefixes.drop(running.key)
         n = running.settled
         purpose = running.request.purpose
         times = 2 if running.mishap == "twice" else 1
@@ -208,6 +218,8 @@ class SimEngine:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:
+        if self._model.pull is not None:
+            await self._model.pull(manifest.version)
         await asyncio.sleep(self._model.prefetch_s)
         fault = await self._fault("prefetch")
         if isinstance(fault, Failure):
@@ -242,7 +254,7 @@ class SimEngine:
             for running in self._running.values():
                 self._sample(running)
         wrong = "flipped-" if self._model.flipped(self.info.id, nth) else ""
-        exposed_s = self._model.apply_s if live else 0.0
+        exposed_s = self._model.apply_s if live and not self.asleep else 0.0
         fingerprint = Fingerprint(digest=wrong + manifest.fingerprint.digest)
         return Applied(fingerprint=fingerprint, exposed_s=exposed_s, live_requests=len(live))
 
@@ -306,10 +318,22 @@ class SimEngine:
         """Simulated engines take whatever comes."""
 
     async def sleep(self) -> None:
-        """Memory is not modelled."""
+        """Give the memory away: no cache is left, requests are held until `wake`. Weights may be applied meanwhile."""
+        if self.asleep or self.lost is not None:
+            return
+        self.asleep = True
+        for running in self._running.values():
+            self._stand_still(running)
+        self._prefixes.invalidate()
+        await asyncio.sleep(self._model.sleep_s)
 
     async def wake(self, degrees: Degrees | None = None) -> None:
-        """Memory is not modelled."""
+        """Take the memory back and go on with what was held. Degrees stay as they are."""
+        if self.asleep and self.lost is None:
+            await asyncio.sleep(self._model.wake_s)
+            self.asleep = False
+            for running in self._running.values():
+                self._sample(running)
 
 
 def _failed(why: Failure) -> Generation:

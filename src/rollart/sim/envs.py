@@ -1,17 +1,22 @@
 """Simulated environments and scorers: latencies, rewards and faults by function of the trajectory, on virtual time.
 
-Invariant: a call to an environment answers once: in time, at its deadline, or in the instant in which its host is lost.
+Invariant: a call to an environment answers once: in time, at its deadline, or in the instant in which its host is lost. What
+a call takes on an idle world is the model's; images pulled at the same time and cores that are short only make it longer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart.core.errors import failure
 from rollart.core.types import Failure, Observation, TaskInstance, Tokens, Trajectory, TrajId, TurnFn
+from rollart.sim.lines import Line
+from rollart.sim.shares import FairShare
+from rollart.sim.storms import Links, Pull
 
 Call = Literal["open", "reset", "step", "close"]
 Fault = Failure | Literal["hang", "dead"]
@@ -32,16 +37,27 @@ class EnvModel:
     tokens: Callable[[TrajId, int, int], int] | None = None
     """Tokens of the observation before that turn, in place of the two numbers."""
     metrics: Callable[[TrajId, int], dict[str, float]] = field(default=lambda traj, attempt: {})
+    pull: Callable[[TrajId, int], Pull | None] | None = None
+    """The image that has to be there first, over a link that all hosts share; None: it is there."""
+    cpu_s: Callable[[TrajId, int, Call, int], float] | None = None
+    """Of a call's latency, what its host computes, after the rest of it; matters where cores are given."""
+    cores: float = 0.0
+    """Of a host, shared by its sessions; 0: as many as they like."""
+    sessions_per_host: int = 0
+    """Further ones wait until one is closed, first come first served; 0: no limit."""
 
 
 class SimHost:
     """One env host: its sessions live and die with it."""
 
-    __slots__ = ("calls", "lost", "name", "sessions")
+    __slots__ = ("calls", "cpu", "lost", "name", "room", "sessions")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, cores: float = 0.0, room: float = math.inf) -> None:
         self.name = name
         self.sessions = 0
+        self.room = room
+        """Sessions that it takes beside those that are open or being opened."""
+        self.cpu = FairShare(cores, each=1.0) if cores else None
         self.calls: dict[asyncio.Future[Failure | None], None] = {}
         """Calls under way, in the order in which they came; an answer that is set ends the call."""
         self.lost: Failure | None = None
@@ -69,6 +85,23 @@ class SimHost:
                 timer.cancel()
             del self.calls[answer]
 
+    async def draw(self, share: FairShare, amount: float, deadline_s: float, late: Failure) -> Failure | None:
+        """So much of something shared; `late` at the deadline, or the host's own end before it."""
+        if self.lost is not None:
+            return self.lost
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Failure | None] = loop.create_future()
+        self.calls[answer] = None
+        job = share.start(amount, lambda: _answer(answer, None))
+        timer = loop.call_at(deadline_s, _answer, answer, late) if math.isfinite(deadline_s) else None
+        try:
+            return await answer
+        finally:
+            share.stop(job)
+            if timer is not None:
+                timer.cancel()
+            del self.calls[answer]
+
 
 def _answer(future: asyncio.Future[Failure | None], outcome: Failure | None) -> None:
     if not future.done():
@@ -83,6 +116,8 @@ class SimEnv:
         self.hosts: dict[str, SimHost] = {}
         self._left: list[SimHost] = []
         """Hosts that are gone; what is open on them still has to be closed."""
+        self.links = Links()
+        self._line: Line[SimHost] = Line(self.leave)
         for index in range(hosts):
             self.add(f"host-{index}")
 
@@ -91,7 +126,15 @@ class SimEnv:
         return sum(host.sessions for host in (*self.hosts.values(), *self._left))
 
     def add(self, name: str) -> None:
-        self.hosts[name] = SimHost(name)
+        host = SimHost(name, cores=self._model.cores, room=self._model.sessions_per_host or math.inf)
+        self.hosts[name] = host
+        while host.room and self._line.give(host):
+            host.room -= 1
+
+    def leave(self, host: SimHost) -> None:
+        """A session's place on a host is free; the first that waits takes it."""
+        if host.lost is not None or not self._line.give(host):
+            host.room += 1
 
     def lose(self, name: str, why: Failure) -> None:
         """A host is gone: calls to its sessions fail, now and later. Hosts that are not there are ignored."""
@@ -106,32 +149,54 @@ class SimEnv:
         if not self.hosts:
             await asyncio.sleep(0)
             return failure("env", "lost", f"no host is there to open {traj} on")
-        session = SimSession(min(self.hosts.values(), key=_sessions), self._model, traj, attempt)
-        done = await session.call("open", deadline_s)
-        if isinstance(done, Failure):
-            return done
-        session.opened()
-        return session
+        host = min(self.hosts.values(), key=_sessions)
+        if host.room:
+            host.room -= 1
+        else:
+            given = await self._line.wait(deadline_s)
+            if given is None:
+                return failure("env", "timeout", f"no host had room for {traj} before the deadline of its set-up")
+            host = given
+        session = SimSession(self, host, self._model, traj, attempt)
+        try:
+            done = await session.open(deadline_s)
+        finally:
+            if not session.is_open:
+                self.leave(host)
+        return done or session
 
 
-def _sessions(host: SimHost) -> int:
-    return host.sessions + len(host.calls)
+def _sessions(host: SimHost) -> tuple[bool, int]:
+    """Hosts with room first, of them the one with the least to do."""
+    return not host.room, host.sessions + len(host.calls)
 
 
 class SimSession:
-    def __init__(self, host: SimHost, model: EnvModel, traj: TrajId, attempt: int) -> None:
+    def __init__(self, env: SimEnv, host: SimHost, model: EnvModel, traj: TrajId, attempt: int) -> None:
         self.host = host.name
+        self._env = env
         self._on = host
         self._model = model
         self._traj = traj
         self._attempt = attempt
         self._turn = 0
-        self._open = False
+        self.is_open = False
         self._dead: Failure | None = None
 
-    def opened(self) -> None:
-        self._open = True
-        self._on.sessions += 1
+    async def open(self, deadline_s: float) -> Failure | None:
+        """The image first, if it has to be pulled, then whatever the model says of setting up."""
+        pull = None if self._model.pull is None else self._model.pull(self._traj, self._attempt)
+        if pull is not None:
+            late = failure("env", "timeout", f"the image of {self._traj} was not there before its deadline")
+            link = self._env.links.share(pull.link)
+            why = await self._on.draw(link, pull.n_bytes, deadline_s, late)
+            if why is not None:
+                return why
+        why = await self.call("open", deadline_s)
+        if why is None:
+            self.is_open = True
+            self._on.sessions += 1
+        return why
 
     async def call(self, name: Call, deadline_s: float) -> Failure | None:
         """Spend the call's latency, or fail as the model says; a call that passed its deadline was the last."""
@@ -146,7 +211,23 @@ class SimSession:
             late = failure("env", "timeout", f"{name} of {self._traj} passed its deadline")
             self._dead = await self._on.spend(deadline_s - now, late)
             return self._dead
-        return await self._on.spend(latency_s, fault if isinstance(fault, Failure) else None)
+        outcome = fault if isinstance(fault, Failure) else None
+        cpu = self._on.cpu
+        if cpu is None or self._model.cpu_s is None:
+            return await self._on.spend(latency_s, outcome)
+        own_s = min(latency_s, self._model.cpu_s(self._traj, self._attempt, name, self._turn))
+        return await self._compute(name, cpu, latency_s - own_s, own_s, deadline_s) or outcome
+
+    async def _compute(
+        self, name: Call, cpu: FairShare, aside_s: float, own_s: float, deadline_s: float
+    ) -> Failure | None:
+        """Wait for what is not the host's, then take its cores for as long as they let it."""
+        why = await self._on.spend(aside_s, None) if aside_s > 0 else None
+        if why is None and own_s > 0:
+            late = failure("env", "timeout", f"{name} of {self._traj} passed its deadline on a busy host")
+            why = await self._on.draw(cpu, own_s, deadline_s, late)
+            self._dead = why
+        return why
 
     async def reset(self, *, deadline_s: float) -> Observation | Failure:
         why = await self.call("reset", deadline_s)
@@ -174,9 +255,10 @@ class SimSession:
         return failure("env", "refused", "simulated environments are driven by reset and step", retryable=False)
 
     async def close(self) -> None:
-        if self._open:
-            self._open = False
+        if self.is_open:
+            self.is_open = False
             self._on.sessions -= 1
+            self._env.leave(self._on)
             await self.call("close", float("inf"))
 
 

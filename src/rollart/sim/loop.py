@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, NoReturn, TypeVar
 
 from rollart.core.errors import DeadlockError
@@ -22,10 +22,36 @@ CANCELLED_TIMERS_KEPT = 512
 """Cancelled timers tolerated in the heap before it is rebuilt; nearly every deadline is cancelled before it is due."""
 
 
+class _Handle(asyncio.Handle):
+    """What asyncio's own does, made without its questions about debugging: millions are made."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
 class _Timer(asyncio.TimerHandle):
     __slots__ = ()
     _scheduled: bool
     """In the heap and wanted: neither due nor cancelled yet."""
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
 
 
 _Entry = tuple[float, int, _Timer]
@@ -57,6 +83,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _ready: Any
     _scheduled: list[_Entry]
     _stopping: bool
+    _closed: bool
     _asyncgens: Any
     _check_closed: Callable[[], None]
 
@@ -74,14 +101,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        self._check_closed()
+        if self._closed:
+            self._check_closed()
         if math.isnan(when):
             raise ValueError("a timer cannot be set for NaN seconds: it would never be due nor let others be")
         timer = _Timer(when, callback, args, self, context)
         self._timers += 1
         heapq.heappush(self._scheduled, (when, self._timers, timer))
-        timer._scheduled = True
         return timer
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:
+            self._check_closed()
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -104,13 +140,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._advance()
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
+            if not handle._cancelled:
                 handle._run()
 
     def _advance(self) -> None:
         """Move time to the next deadline and make everything due then ready, in the order in which it was set."""
         scheduled = self._scheduled
-        while scheduled and scheduled[0][2].cancelled():
+        while scheduled and scheduled[0][2]._cancelled:
             heapq.heappop(scheduled)
             self._cancelled -= 1
         if not scheduled or scheduled[0][0] == float("inf"):
@@ -118,7 +154,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now_s = now = max(self._now_s, scheduled[0][0])
         while scheduled and scheduled[0][0] <= now:
             timer = heapq.heappop(scheduled)[2]
-            if timer.cancelled():
+            if timer._cancelled:
                 self._cancelled -= 1
             else:
                 timer._scheduled = False

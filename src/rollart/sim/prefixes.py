@@ -52,6 +52,13 @@ class Prefixes:
         self.idle_tokens += n_tokens - self._valid.pop(key, 0)
         self._valid[key] = n_tokens
 
+    def drop(self, key: Key) -> None:
+        """Keep nothing of it but its length."""
+        valid = self._valid.pop(key, 0)
+        if valid:
+            self.idle_tokens -= valid
+            self._past[key] = valid
+
     def invalidate(self) -> None:
         """Other weights: nothing is valid, all of it is known."""
         self._past.update(self._valid)

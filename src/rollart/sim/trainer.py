@@ -37,6 +37,14 @@ class TrainerModel:
     save_s: float = 0.0
     load_s: float = 0.0
     changes_weights: bool = True
+    step_s: Callable[[Sequence[Sample]], float] | None = None
+    """Seconds of an optimiser step over these samples, beside `finish_s`."""
+    logprobs_s: Callable[[Sequence[Sample]], float] | None = None
+    """Seconds of a forward pass over them; None: `begin_s`."""
+    weight_bytes: int = WEIGHT_BYTES
+    buckets: int = 1
+    remembers: bool = True
+    """Keeps all samples of all steps, for who wants to compare them; else their digest only."""
     masked_share: float = 0.0
     """Of the sampled tokens of a step, rounded down: what corrections take out of its loss."""
     fault: Callable[[str, TrainerCall, int], TrainerMishap | None] = field(default=lambda trainer, call, nth: None)
@@ -131,21 +139,23 @@ class SimTrainer:
         return {}
 
     async def finish(self) -> Mapping[str, float]:
-        await self._spend("finish", self._model.finish_s)
-        batch, old, moves = tuple(self._open), self._weights, self._model.changes_weights
+        model = self._model
+        await self._spend("finish", model.finish_s + (model.step_s(self._open) if model.step_s else 0.0))
+        batch, old, moves = tuple(self._open), self._weights, model.changes_weights
         self._open = []
         self._weights = Weights(
-            batches=(*old.batches, batch),
+            batches=(*old.batches, batch) if model.remembers else (),
             moves=old.moves + moves,
             digest=_trained_on(old, batch) if moves else old.digest,
         )
-        masked = int(self._model.masked_share * sum(sample.segment.n_sampled for sample in batch))
+        masked = int(model.masked_share * sum(sample.segment.n_sampled for sample in batch))
         return {
             "loss": 0.0, "grad_norm": 1.0, "lr": 1e-3, "weights_changed": float(moves), "masked_tokens": float(masked),
         }  # fmt: skip
 
     async def logprobs(self, samples: Sequence[Sample]) -> object:
-        await self._spend("logprobs", self._model.begin_s)
+        model = self._model
+        await self._spend("logprobs", model.logprobs_s(samples) if model.logprobs_s else model.begin_s)
         return None
 
     async def publish(self, version: Version) -> Manifest:
@@ -153,8 +163,8 @@ class SimTrainer:
         self._published.append(Bytes())
         return Manifest(
             version=version,
-            shards={"weights/0/0-1/float32": WEIGHT_BYTES},
-            buckets=1,
+            shards={"weights/0/0-1/float32": self._model.weight_bytes},
+            buckets=self._model.buckets,
             fingerprint=Fingerprint(digest=self._weights.digest),
             location=self._published[-1],
         )

@@ -28,12 +28,11 @@ from rollart.core.seeds import unit
 from rollart.core.types import Failure, TrajId, TurnRequest
 from rollart.sim.envs import Call, EnvModel
 from rollart.sim.laws import Law, normal
+from rollart.sim.storms import STORM_INSTANCES, ImagePulls, Pull, Storm
 
 Kind = Literal["stated", "secondary", "figure", "inferred"]
 """How certain: said by its source; seen in a summary only; read off a plot; concluded by us."""
 CERTAINTY: tuple[Kind, ...] = ("stated", "secondary", "figure", "inferred")
-STORM_INSTANCES = 64
-"""Neighbouring instances that a storm hits or spares together: those of about one batch."""
 EPOCH_MEMORY = 0.9
 """How much of a prompt's drift of an epoch is left in the next one."""
 
@@ -54,18 +53,6 @@ class Lengths(Node):
     """Mean chance that an attempt never stops by itself; it varies between problems."""
     cap: int = Field(ge=1)
     """Most tokens of a turn."""
-
-
-class Storm(Node):
-    """Bad minutes: in some epochs' batches a share of the resets takes very long, or fails."""
-
-    chance: float = Field(default=0.0, ge=0, le=1)
-    """That neighbouring instances, set up at about the same time, are in one."""
-    share: Law
-    """Of their resets, how many it hits."""
-    seconds: Law
-    fails: float = Field(default=0.0, ge=0, le=1)
-    """Of those resets, how many fail."""
 
 
 class Workload(Node):
@@ -89,6 +76,10 @@ class Workload(Node):
     step_failure: float = Field(default=0.0, ge=0, lt=1)
     """Chance of a call to fail for good."""
     storm: Storm | None = None
+    pull: ImagePulls | None = None
+    """None: there are no images, or they are always there."""
+    step_cpu: float | None = Field(default=None, ge=0, le=1)
+    """Share of a step that its host computes; matters where a host's cores are given. None: nothing of it."""
 
     @property
     def certainty(self) -> Kind:
@@ -147,15 +138,20 @@ class Draws:
         self._seed = seed
         self._where: dict[TrajId, _Where] = {}
         self._log_length: dict[tuple[TrajId, int], float] = {}
+        self._turns: dict[tuple[TrajId, int], int] = {}
 
     def env(self) -> EnvModel:
         """The same as a model of environments."""
         return EnvModel(
             latency_s=self.latency_s, fault=self.fault, turns=self.turns, reward=self.reward, tokens=self.observed_tokens,
+            pull=self.pull if self.load.pull else None, cpu_s=self.cpu_s if self.load.step_cpu else None,
         )  # fmt: skip
 
     def turns(self, traj: TrajId, attempt: int) -> int:
-        return max(1, round(self.load.turns.at(self._unit("turns", traj, attempt))))
+        known = self._turns.get((traj, attempt))
+        if known is None:
+            known = self._turns[traj, attempt] = max(1, round(self.load.turns.at(self._unit("turns", traj, attempt))))
+        return known
 
     def observed_tokens(self, traj: TrajId, attempt: int, turn: int) -> int:
         """Tokens of the observation before turn `turn`; the first one is the problem's, whoever attempts it."""
@@ -216,6 +212,19 @@ class Draws:
         elif call == "step" and self._unit("fails", traj, attempt, turn) < self.load.step_failure:
             return failure("env", "raised", f"the environment of {traj} failed")
         return None
+
+    def pull(self, traj: TrajId, attempt: int) -> Pull | None:
+        """The image that has to come first: siblings have one size, each may find it cached."""
+        images = self.load.pull
+        if images is None:
+            return None
+        size = unit(self._seed, "image", self._of(traj).problem)
+        return images.pull(size=size, cached=self._unit("cached", traj, attempt))
+
+    def cpu_s(self, traj: TrajId, attempt: int, call: Call, turn: int) -> float:
+        """Of a call's latency, what its host computes."""
+        share = self.load.step_cpu
+        return share * self.latency_s(traj, attempt, call, turn) if share and call == "step" else 0.0
 
     def _storm(self, traj: TrajId, attempt: int) -> Storm | None:
         """The storm that this attempt is set up in, if any."""

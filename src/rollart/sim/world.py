@@ -1,4 +1,4 @@
-"""A simulated world: all ports on virtual time, from a few rates and fault functions.
+"""A simulated world: all ports on virtual time, from rates, cost models and fault functions.
 
 The same control code runs here as on real devices; nothing in this package knows of the loops that drive it. Invariant:
 each lease stands for one worker, and what happens to it concerns no other: its loss, its release, its failure to start.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,10 +18,11 @@ from rollart.core.events import Sink
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease
 from rollart.core.snapshot import Resumed
 from rollart.core.types import Failure, Role, TaskSpec, Trajectory
-from rollart.ports import Checkpoints, Port, World
+from rollart.ports import Checkpoints, Port, Scorer, World
 from rollart.sim.disk import SimDisk
 from rollart.sim.engine import EngineModel, SimEngine
 from rollart.sim.envs import EnvModel, ScorerModel, SimEnv, SimScorer
+from rollart.sim.slots import Slots
 from rollart.sim.trainer import SimTrainer, TrainerModel
 
 __all__ = ["SimCluster", "SimTrainer", "TrainerModel", "world"]
@@ -30,11 +31,32 @@ StartFault = Failure | Literal["hang"]
 """A worker that does not start, and says so or does not."""
 
 
+KV_TOKENS = 1 << 20
+"""What an engine says of its cache where none is modelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """An engine on the devices of its lease."""
+
+    model: EngineModel
+    kv_tokens: int
+
+
 @dataclass(kw_only=True)
 class SimCluster:
-    """Leases without end, and whatever a scenario does to what runs on them."""
+    """Leases without end or of the devices of `slots`, and whatever a scenario does to what runs on them."""
 
     engine: EngineModel = field(default_factory=EngineModel)
+    """Of every engine, where `engine_of` is not set."""
+    engine_of: Callable[[Lease], Fitted] | None = None
+    """The engine of a lease, which knows its pool, degrees and devices."""
+    slots: Slots | None = None
+    """None: as many devices as are asked for."""
+    takes: Callable[[Role, str, Degrees], Mapping[str, int]] = field(default=lambda role, pool, degrees: {})
+    """(role, pool, degrees) -> how many devices of which pools one worker takes."""
+    scoring: Callable[[], Scorer] | None = None
+    """Makes the scorer; None: one of `scorer`."""
     env: EnvModel = field(default_factory=EnvModel)
     trainer: TrainerModel = field(default_factory=TrainerModel)
     scorer: ScorerModel = field(default_factory=ScorerModel)
@@ -65,13 +87,22 @@ class SimCluster:
         return [lease for lease in (f"lease-{n + 1}" for n in range(self._leases)) if lease not in self.released]
 
     async def acquire(self, role: Role, pool: str, degrees: Degrees, *, deadline_s: float) -> Lease | Failure:
+        lease = f"lease-{self._leases + 1}"
+        devices: tuple[str, ...] = ("virtual",)
+        if self.slots is not None:
+            taken = self.slots.take(lease, self.takes(role, pool, degrees))
+            if isinstance(taken, Failure):
+                return taken
+            devices = taken or devices
         self._leases += 1
-        return Lease(id=f"lease-{self._leases}", role=role, pool=pool, devices=("virtual",))
+        return Lease(id=lease, role=role, pool=pool, devices=devices, degrees=degrees)
 
     async def release(self, lease: str) -> None:
         """What runs on it ends; nobody is told, the holder knows."""
         if lease not in self.released:
             self.released.append(lease)
+            if self.slots is not None:
+                self.slots.give_back(lease)
         stop = self._stops.pop(lease, None)
         if stop is not None:
             stop(failure("cluster", "lost", f"{lease} was given back"))
@@ -91,7 +122,9 @@ class SimCluster:
             return self._trainer(lease)
         if lease.role == "env":
             return self._host(lease)
-        return SimScorer(self.scorer) if lease.role == "score" else self._engine(lease)
+        if lease.role == "score":
+            return SimScorer(self.scorer) if self.scoring is None else self.scoring()
+        return self._engine(lease)
 
     def _trainer(self, lease: Lease) -> SimTrainer:
         index = len(self.trainers)
@@ -114,16 +147,18 @@ class SimCluster:
         return env
 
     def _engine(self, lease: Lease) -> SimEngine:
+        fitted = Fitted(model=self.engine, kv_tokens=KV_TOKENS) if self.engine_of is None else self.engine_of(lease)
         info = EngineInfo(
             id=f"engine-{self.first_engine + len(self.engines)}",
             lease=lease.id,
             pool=lease.pool,
             role=lease.role,
-            kv_tokens=1 << 20,
+            degrees=lease.degrees,
+            kv_tokens=fitted.kv_tokens,
             fingerprint="bitwise",
             version=-1,
         )
-        engine = SimEngine(info, self.engine)
+        engine = SimEngine(info, fitted.model)
         self.engines.append(engine)
         self._stops[lease.id] = engine.lose
         return engine
@@ -139,7 +174,7 @@ class SimCluster:
         info = self.engines[index].info
         why = failure("engine", "lost", f"{info.id}: {detail}")
         self.engines[index].lose(why)
-        self._say(Change(kind="lost", subject=info.id, role="mixed", lease=info.lease, failure=why), told_after_s)
+        self._say(Change(kind="lost", subject=info.id, role=info.role, lease=info.lease, failure=why), told_after_s)
 
     def lose_trainer(
         self, detail: str = "process died", *, index: int | None = None, told_after_s: float = 0.0

@@ -152,8 +152,8 @@ def test_what_cannot_be_tried_is_refused_with_what_can(run: Run, words: list[str
 def test_a_table_lines_up_and_figures_have_units() -> None:
     assert table([("a", "1", "x"), ("bb", "22", "y")], right=(1,)) == "a    1  x\nbb  22  y"
     assert table([]) == ""
-    assert (amount(1 / 3), amount(12345678.0)) == ("0.3333", "1.235e+07")
-    assert (duration(2.5), duration(0.0123), duration(4e-6)) == ("2.5 s", "12.3 ms", "4 us")
+    assert (amount(1 / 3), amount(12345678.0)) == ("0.3333", "12,345,678")
+    assert (duration(2.5), duration(0.0123), duration(4e-6), duration(0)) == ("2.5 s", "12.3 ms", "4 us", "0 s")
 
 
 def test_a_run_folder_is_not_mistaken_for_a_recipe(run: Run, tmp_path: Path) -> None:

@@ -122,6 +122,34 @@ def test_shutdown_is_not_taken_for_a_deadline() -> None:
     assert with_waits(main) == []
 
 
+def test_a_cancellation_from_elsewhere_in_the_instant_of_the_deadline_is_not_swallowed() -> None:
+    async def main(waits: Waits) -> None:
+        waiting = asyncio.create_task(waits.on(after(10.0), what="a turn", deadline_s=1.0))
+        asyncio.get_running_loop().call_at(1.0, waiting.cancel)
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert waits.now() == {}
+
+    assert with_waits(main) == []
+
+
+def test_whoever_swallows_the_deadline_is_not_left_cancelled() -> None:
+    async def stubborn() -> str:
+        try:
+            return await after(10.0)
+        except asyncio.CancelledError:
+            return "late"
+
+    async def main(waits: Waits) -> None:
+        assert await waits.on(stubborn(), what="a turn", deadline_s=1.0) == "late"
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        assert await waits.on(after(1.0), what="another", deadline_s=5.0) == "done"
+
+    assert with_waits(main) == []
+
+
 def test_a_wait_within_a_wait_expires_at_its_own_deadline() -> None:
     async def main(waits: Waits) -> None:
         async def inner() -> str:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollart.core.errors import InvariantBroken
-from rollart.core.events import IDS, KINDS, SCHEMA, Recorder, header
+from rollart.core.events import IDS, KINDS, SCHEMA, Recorder, header, rounded_s
 
 Event = Mapping[str, Any]
 
@@ -70,6 +72,18 @@ def test_numbers_rise_by_one_also_past_refused_events_and_time_counts_from_the_o
     clock[0] = 103.123456789
     record("host_joined", host="c")
     assert [(event["seq"], event["t"]) for event in events] == [(1, 0.0), (2, 0.25), (3, 3.123457)]
+
+
+@given(st.floats(0.0, 1e7))
+def test_seconds_are_rounded_to_the_nearest_microsecond_as_round_does(seconds: float) -> None:
+    whole = rounded_s(seconds)
+    assert abs(whole - seconds) <= 0.5e-6 + 1e-8
+    assert whole == round(whole, 6)
+
+
+@pytest.mark.parametrize("seconds", [-1.2345678, 2e9 + 0.1234567, float("inf"), 0.0, 12.3456785])
+def test_seconds_of_any_size_and_sign_are_rounded(seconds: float) -> None:
+    assert rounded_s(seconds) == pytest.approx(round(seconds, 6), abs=2e-6)  # ties go up
 
 
 def test_a_resumed_run_goes_on_with_its_number_and_its_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 
 from hypothesis import given
@@ -86,3 +87,16 @@ def test_sizes_of_turns_and_manifests_are_sums() -> None:
     assert Turn(pieces=(Tokens(n_tokens=2), Tokens(n_tokens=5)), finish="stop").n_tokens == 7
     assert Manifest(version=0, shards={"a/0/0-1/float32": 4, "b/0/0-1/float32": 8}).n_bytes == 12
     assert Manifest(version=0).n_bytes == 0
+
+
+@given(st.lists(st.tuples(st.one_of(written, sampled), st.booleans()), max_size=8))
+def test_a_segment_that_grows_counts_its_tokens_whenever_it_is_asked(pieces: list[tuple[Tokens, bool]]) -> None:
+    segment, expected = Segment(), 0
+    for piece, asked in pieces:
+        segment, expected = segment.extended(piece), expected + piece.n_tokens
+        if asked:
+            assert segment.n_tokens == expected
+    again = pickle.loads(pickle.dumps(segment))
+    assert segment.n_tokens == again.n_tokens == expected
+    assert again == segment == Segment(pieces=tuple(piece for piece, _ in pieces))
+    assert segment.n_sampled == sum(span.n_tokens for span in segment.spans)

@@ -23,6 +23,10 @@ def names(trace: list[dict[str, Any]]) -> dict[int, str]:
     return {item["pid"]: item["args"]["name"] for item in trace if item["name"] == "process_name"}
 
 
+def row_names(trace: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
+    return {(item["pid"], item["tid"]): item["args"]["name"] for item in trace if item["name"] == "thread_name"}
+
+
 def test_no_two_spans_of_a_row_overlap() -> None:
     rows = defaultdict(list)
     for item in trace():
@@ -35,7 +39,7 @@ def test_no_two_spans_of_a_row_overlap() -> None:
 
 def test_every_turn_is_drawn_once_with_its_ids() -> None:
     run, made = synthetic(engines=2), trace()
-    lanes = names(made)
+    lanes, rows = names(made), row_names(made)
     turns = {
         (item["args"]["traj"], item["args"]["attempt"], item["args"]["turn"], item["ts"] + item["dur"]): item
         for item in made
@@ -45,7 +49,8 @@ def test_every_turn_is_drawn_once_with_its_ids() -> None:
     assert len(done) == len(turns)
     for event in done[::97]:
         item = turns[event["traj"], event["attempt"], event["turn"], round(event["t"] * 1e6)]
-        assert lanes[item["pid"]] == f"engine {event['engine']}"
+        assert lanes[item["pid"]] == "pool local"
+        assert rows[item["pid"], item["tid"]].startswith(f"{event['engine']} slot ")
         assert abs(item["dur"] - event["data"]["seconds"] * 1e6) <= 1
         assert item["args"]["spans"] == event["data"]["spans"]
         assert item["args"]["group"] == event["traj"].rpartition("/")[0]
@@ -54,8 +59,27 @@ def test_every_turn_is_drawn_once_with_its_ids() -> None:
 
 def test_lanes_are_named() -> None:
     assert set(names(trace()).values()) == {
-        "trainer", "control", "engine engine-0", "engine engine-1", "environments env-0",
+        "trainer", "control", "pool local", "environments env-0",
     }  # fmt: skip
+
+
+def test_each_pool_is_a_process_and_each_engine_has_rows_of_its_own() -> None:
+    events = [dict(event) for event in synthetic(engines=2).events]
+    for event in events:
+        if event["kind"] == "engine_joined" and event["engine"] == "engine-1":
+            event["data"] = {**event["data"], "pool": "h20"}
+    made = list(trace_events(events))
+    lanes = names(made)
+    of = {(lanes[pid], row.split(" ")[0]) for (pid, _), row in row_names(made).items() if lanes[pid].startswith("pool")}
+    assert of == {("pool local", "engine-0"), ("pool h20", "engine-1")}
+
+
+def test_what_an_engine_does_before_it_joins_is_drawn_in_its_pool() -> None:
+    events = [dict(event) for event in synthetic(engines=1).events]
+    joined = next(event for event in events if event["kind"] == "engine_joined")
+    events.remove(joined)
+    events.insert(next(n for n, event in enumerate(events) if event["kind"] == "applied") + 1, joined)
+    assert names(list(trace_events(events))) == names(list(trace_events(synthetic(engines=1).events)))
 
 
 def test_steps_publishes_waits_and_applies_are_there() -> None:

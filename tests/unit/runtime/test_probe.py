@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import torch
 
+from rollart.config.real import model_of
 from rollart.core.types import Manifest
 from rollart.recipes.registry import resolve
 from rollart.runtime.actors import InlineActors
@@ -38,7 +39,7 @@ def test_a_trainer_publishes_its_scores_for_an_engine_that_is_checked_by_them() 
     assert isinstance(manifest.location, BucketLocation)
     buckets = [bucket for bucket in manifest.location.handles if isinstance(bucket, np.ndarray)]
     tensors = unpack(manifest.location.index, buckets)
-    expected = model_scores(hf_config(CONFIG.model, VOCAB), tensors)
+    expected = model_scores(hf_config(model_of(CONFIG), VOCAB), tensors)
     assert np.abs(np.subtract(manifest.fingerprint.probe, expected)).max() < 1e-5
 
 
@@ -48,7 +49,7 @@ def test_a_trainer_of_the_native_engine_scores_nothing() -> None:
 
 
 def test_every_disturbed_weight_moves_the_scores_beyond_rounding() -> None:
-    config = hf_config(CONFIG.model, VOCAB)
+    config = hf_config(model_of(CONFIG), VOCAB)
     good = named_weights(build_model(config, seed=1))
     before = model_scores(config, good)
     for name in good:

@@ -13,10 +13,11 @@ from test_run_folder import CONFIG, Incarnation, finish, killed
 from rollart.config.load import load_file
 from rollart.core.errors import ClusterError, ConfigError, RollartError, RunFailed, StoreError
 from rollart.observe.log import EventLog
+from rollart.observe.run_folder import CONFIG as WRITTEN
+from rollart.observe.run_folder import EVENTS, METRICS, held
 from rollart.recipes.registry import resolve
 from rollart.runtime import launch
-from rollart.runtime.folder import CHECKPOINTS, EVENTS, METRICS, Start, can_go_on, held, where_from
-from rollart.runtime.folder import CONFIG as WRITTEN
+from rollart.runtime.folder import CHECKPOINTS, Start, can_go_on, where_from
 
 LOCK = ".lock"
 

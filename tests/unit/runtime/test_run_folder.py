@@ -27,10 +27,11 @@ from rollart.observe.display import Display
 from rollart.observe.jsonl import read_rows
 from rollart.observe.log import EventLog
 from rollart.observe.metric_rows import STEP
+from rollart.observe.run_folder import EVENTS, held, keep_config, results
 from rollart.observe.trajectories import read_trajectories
 from rollart.recipes.registry import resolve
 from rollart.runtime.checkpoints import DiskCheckpoints
-from rollart.runtime.folder import CHECKPOINTS, EVENTS, Start, held, keep_config, open_records, results, where_from
+from rollart.runtime.folder import CHECKPOINTS, Start, open_records, where_from
 from rollart.runtime.tokenizers import build_tokenizer
 
 RESOLVED = resolve("smoke", ["schedule.steps=6"])

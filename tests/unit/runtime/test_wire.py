@@ -53,14 +53,20 @@ class Garbled(Echo):
 class Wired:
     """A wire to an inline actor, and what has come out of it."""
 
-    def __init__(self, cls: type[Echo], *, silent_s: float = END_S) -> None:
+    def __init__(self, cls: type[Echo], *, silent_s: float = END_S, pause_s: float = 0.0) -> None:
         self.gate = asyncio.Event()
         self.handle = InlineActors().start(cls, self.gate)
         self.got: list[str] = []
         self.lost: list[Failure] = []
         self.something = asyncio.Event()
         self.wire: Wire[object, list[str]] = Wire(
-            self.handle, where="engine", on_poll=self.take, on_lost=self.told, poll_s=POLL_S, silent_s=silent_s
+            self.handle,
+            where="engine",
+            on_poll=self.take,
+            on_lost=self.told,
+            poll_s=POLL_S,
+            silent_s=silent_s,
+            pause_s=pause_s,
         )
         self.wire.open()
 
@@ -127,6 +133,24 @@ def test_batches_do_not_wait_for_one_another() -> None:
         wired.gate.set()
         assert await wired.end() == []
         assert wired.got == ["a", "b", "c"]
+
+    asyncio.run(main())
+
+
+def test_what_is_sent_within_a_pause_goes_as_one_batch_and_the_first_at_once() -> None:
+    async def main() -> None:
+        wired = Wired(Echo, pause_s=0.5)
+        wired.wire.send("a")
+        await asyncio.sleep(0.01)
+        for item in "bcd":
+            wired.wire.send(item)
+            await asyncio.sleep(0)
+        assert wired.handle._actor.submits == 1
+        await asyncio.sleep(0.6)
+        assert wired.wire.traffic[0] == wired.handle._actor.submits == 2
+        wired.gate.set()
+        assert await wired.end() == []
+        assert wired.got == list("abcd")
 
     asyncio.run(main())
 

@@ -65,6 +65,8 @@ class EnginePoll:
 
     answers: tuple[tuple[RequestId, Generation], ...]
     book: EngineBook
+    work: tuple[float, ...] = ()
+    """Since the start: steps, rows, tokens, context of `slots.Work`, and the CPU seconds of the steps."""
 
 
 class EngineActor:
@@ -91,6 +93,7 @@ class EngineActor:
         """Digests of the held version as it was handed over and as it was laid out; None where the two are the same."""
         self._prefetching = asyncio.Lock()
         self._stepping: asyncio.Task[None] | None = None
+        self._step_cpu_s = 0.0
 
     async def start(self) -> int:
         """Begin to step; returns the process id, by which the owner can find what is left of this engine."""
@@ -109,7 +112,9 @@ class EngineActor:
                     self._work.clear()
                     await self._work.wait()
                     continue
+                began_s = time.thread_time()
                 self._collect(self._core.step())
+                self._step_cpu_s += time.thread_time() - began_s
                 await asyncio.sleep(0)
         # boundary: a step that broke, however, has lost the engine's state; the next poll tells the owner why
         except Exception as error:  # noqa: BLE001
@@ -140,7 +145,9 @@ class EngineActor:
     async def poll(self, wait_s: float) -> bytes:
         await self._bell.wait(0.0 if self._answers else min(wait_s, PROGRESS_S))
         answers, self._answers = self._answers, []
-        poll = EnginePoll(answers=tuple(answers), book=self._core.book())
+        done = self._core.work
+        work = (done.steps, done.rows, done.tokens, done.context, round(self._step_cpu_s, 6))
+        poll = EnginePoll(answers=tuple(answers), book=self._core.book(), work=work)
         return pickle.dumps(poll, protocol=pickle.HIGHEST_PROTOCOL)
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:

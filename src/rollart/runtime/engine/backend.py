@@ -18,6 +18,7 @@ from rollart.runtime.engine.cache import KVCache
 from rollart.runtime.engine.live_weights import LiveWeights
 from rollart.runtime.engine.model import Decoder
 from rollart.runtime.engine.named_weights import NamedWeights
+from rollart.runtime.engine.native import decode_kernel
 from rollart.runtime.engine.shape import Sizes, shape_of
 
 Path = Literal["auto", "fast", "transformers"]
@@ -39,30 +40,36 @@ class Backend:
     forward: Forward
     stairs: Tensor
     """The `staircase` that masks are cut from."""
+    reads_alone: bool
+    """Whether decoding rows are attended one by one, each over its own length, and need no groups of like ones."""
 
 
-def backend_for(hf_config: Any, path: Path, dtype: torch.dtype, device: torch.device) -> Backend:
+def backend_for(
+    hf_config: Any, path: Path, dtype: torch.dtype, device: torch.device, *, native: bool = True
+) -> Backend:
     """The backend of a transformers configuration. `auto` is `fast` where that computes the model, else `transformers`.
 
     Raises EngineError for a model that the chosen path, or neither of the two, can run; the message names what is in the way.
     """
     if path != "transformers":
         try:
-            return _fast(hf_config, dtype, device)
+            return _fast(hf_config, dtype, device, native)
         except EngineError as refused:
             if path == "fast":
                 raise EngineError(f"{refused}; engine.path=auto runs it by its definition in transformers") from refused
     return _by_definition(hf_config, dtype, device)
 
 
-def _fast(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Backend:
+def _fast(hf_config: Any, dtype: torch.dtype, device: torch.device, native: bool) -> Backend:
     shape = shape_of(hf_config)
+    kernel = decode_kernel(dtype, device, shape.head_dim) if native else None
     return Backend(
         path="fast",
         sizes=shape,
         new_weights=lambda: LiveWeights(shape, dtype, device),
-        forward=Decoder(shape, device).forward,
+        forward=Decoder(shape, device, kernel).forward,
         stairs=staircase(shape.max_positions, dtype, device),
+        reads_alone=kernel is not None,
     )
 
 
@@ -78,4 +85,5 @@ def _by_definition(hf_config: Any, dtype: torch.dtype, device: torch.device) -> 
         new_weights=lambda: ModuleWeights(hf_config, dtype, device),
         forward=HFDecoder(hf_config, stairs).forward,
         stairs=stairs,
+        reads_alone=False,
     )

@@ -12,12 +12,14 @@ shares the batch. Masks are made from absolute positions, so a chunk that starts
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rollart.runtime.engine.cache import Ints, KVCache, on_device
+from rollart.runtime.engine.reads import Reads, reads_of
 
 WIDTH_WASTE = 2
 """Chunks shorter than 1/2 of a group's widest start a new group: padding costs at most as much as the work itself."""
@@ -51,6 +53,8 @@ class Group:
     """(tokens,) place of each token in the grid."""
     mask: Tensor | None
     """(rows, 1, width, reach), 0 or -inf, added to the scores; None: all is visible."""
+    reads: Reads | None
+    """What each row reads, where rows are attended one by one; `memory` is empty then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +81,23 @@ def staircase(max_positions: int, dtype: torch.dtype, device: torch.device) -> T
     return steps
 
 
-def pack(
-    cache: KVCache,
-    token_table: np.ndarray,
-    slots: Ints,
-    starts: Ints,
-    widths: Ints,
-    complete: np.ndarray,
-    stairs: Tensor,
-) -> Batch:
-    """Lay out `widths` tokens from position `starts` of each of `slots`, with ids from `token_table` (slots, capacity).
+class Layout(NamedTuple):
+    """What batches are made with besides their rows."""
 
-    `complete` says whose next token is to be sampled; `stairs` is the `staircase` that masks are cut from.
-    """
-    parts = _alike(slots, starts, widths)
+    cache: KVCache
+    token_table: np.ndarray
+    """(slots, capacity)"""
+    stairs: Tensor
+    """The `staircase` that masks are cut from."""
+    alone: bool
+    """Rows of one token are attended one by one, each over its own length: one group, no mask."""
+    families: Ints | None
+    """Equal numbers for slots that may begin alike, for reading that once; None: every row reads its own."""
+
+
+def pack(layout: Layout, slots: Ints, starts: Ints, widths: Ints, complete: np.ndarray) -> Batch:
+    """Lay out `widths` tokens from position `starts` of each of `slots`. `complete` says whose next token is to be sampled."""
+    parts = _alike(slots, starts, widths, layout.alone)
     order = _joined(parts)
     slots, starts, widths, complete = slots[order], starts[order], widths[order], complete[order]
     ends = starts + widths
@@ -101,15 +108,15 @@ def pack(
     else:
         rows = np.repeat(np.arange(len(slots)), widths)
         positions = np.arange(n_tokens) - (first - starts)[rows]
-    token_slots, device = slots[rows], stairs.device
-    groups = _groups(parts, slots, ends, widths, positions, stairs)
+    token_slots, device = slots[rows], layout.stairs.device
+    groups = _groups(parts, slots, ends, widths, positions, layout)
     last, done, last_groups = None, slots, groups
     if n_tokens != len(slots) or not complete.all():
-        last, done, last_groups = _last(slots[complete], ends[complete], (first + widths - 1)[complete], stairs)
+        last, done, last_groups = _last(slots[complete], ends[complete], (first + widths - 1)[complete], layout)
     return Batch(
-        ids=on_device(token_table[token_slots, positions], device),
+        ids=on_device(layout.token_table[token_slots, positions], device),
         positions=on_device(positions, device),
-        write=on_device(cache.write_index(token_slots, positions), device),
+        write=on_device(layout.cache.write_index(token_slots, positions), device),
         groups=groups,
         last=last,
         last_groups=last_groups,
@@ -117,18 +124,19 @@ def pack(
     )
 
 
-def _last(slots: Ints, ends: Ints, tokens: Ints, stairs: Tensor) -> tuple[Tensor | None, Ints, tuple[Group, ...]]:
+def _last(slots: Ints, ends: Ints, tokens: Ints, layout: Layout) -> tuple[Tensor | None, Ints, tuple[Group, ...]]:
     """The final tokens of complete rows as groups of width 1: (packed index, slots, groups)."""
     if not len(slots):
         return None, slots, ()
     ones = np.ones(len(slots), np.int64)
-    parts = _by_reach(np.arange(len(slots)), slots, ends, 1)
+    parts = _by_reach(np.arange(len(slots)), slots, ends, 1, layout.alone)
     order = _joined(parts)
     slots, ends = slots[order], ends[order]
-    return on_device(tokens[order], stairs.device), slots, _groups(parts, slots, ends, ones, ends - 1, stairs)
+    groups = _groups(parts, slots, ends, ones, ends - 1, layout)
+    return on_device(tokens[order], layout.stairs.device), slots, groups
 
 
-def _alike(slots: Ints, starts: Ints, widths: Ints) -> list[Part]:
+def _alike(slots: Ints, starts: Ints, widths: Ints, alone: bool) -> list[Part]:
     """Cut rows into parts of similar width, and of similar reach where they will be copied; each sorted by slot."""
     ends = starts + widths
     by_width = np.argsort(-widths, kind="stable")
@@ -140,15 +148,15 @@ def _alike(slots: Ints, starts: Ints, widths: Ints) -> list[Part]:
         # Rows of width 1 are never padded to 2: they are the decoding rows, the many.
         narrowest = max(2, -(-widest // WIDTH_WASTE)) if widest > 1 else 1
         stop = int(np.searchsorted(falling, -narrowest, side="right"))
-        parts += _by_reach(by_width[start:stop], slots, ends, widest)
+        parts += _by_reach(by_width[start:stop], slots, ends, widest, alone)
         start = stop
     return parts
 
 
-def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int) -> list[Part]:
+def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int, alone: bool) -> list[Part]:
     part = part[np.argsort(slots[part])]
     fewest = max(MIN_ROWS, MIN_QUERIES // width)
-    if len(part) < 2 * fewest or _span(slots[part]) <= SLICE_SPAN * len(part):
+    if (alone and width == 1) or len(part) < 2 * fewest or _span(slots[part]) <= SLICE_SPAN * len(part):
         return [(part, width)]
     by_reach = part[np.argsort(-ends[part], kind="stable")]
     falling = -ends[by_reach]
@@ -174,7 +182,7 @@ def _span(slots: Ints) -> int:
 
 
 def _groups(
-    parts: list[Part], slots: Ints, ends: Ints, widths: Ints, positions: Ints, stairs: Tensor
+    parts: list[Part], slots: Ints, ends: Ints, widths: Ints, positions: Ints, layout: Layout
 ) -> tuple[Group, ...]:
     """Rows and packed tokens are in the order of `parts`; `positions` is per token."""
     groups: list[Group] = []
@@ -182,13 +190,19 @@ def _groups(
     for part, width in parts:
         rows = slice(row, row + len(part))
         tokens = slice(token, token + (len(part) if width == 1 else int(widths[rows].sum())))
-        groups.append(_group(tokens, slots[rows], ends[rows], widths[rows], width, positions[tokens], stairs))
+        groups.append(_group(tokens, slots[rows], ends[rows], widths[rows], width, positions[tokens], layout))
         row, token = rows.stop, tokens.stop
     return tuple(groups)
 
 
-def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, positions: Ints, stairs: Tensor) -> Group:
-    n_rows, n_tokens, reach = len(slots), len(positions), int(ends.max())
+def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, positions: Ints, layout: Layout) -> Group:
+    n_rows, n_tokens, reach, stairs = len(slots), len(positions), int(ends.max()), layout.stairs
+    if width == 1 and layout.alone:
+        reads = reads_of(layout.token_table, layout.families, slots, ends)
+        return Group(
+            tokens=tokens, rows=n_rows, width=1, reach=reach, memory=slice(0, 0), spread=None, collect=None, mask=None,
+            reads=reads,
+        )  # fmt: skip
     memory: slice | Tensor
     if _span(slots) <= SLICE_SPAN * n_rows:
         rows, place = _span(slots), slots - slots[0]
@@ -223,4 +237,5 @@ def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, pos
         spread=None if spread is None else on_device(spread, stairs.device),
         collect=None if collect is None else on_device(collect, stairs.device),
         mask=mask,
+        reads=None,
     )

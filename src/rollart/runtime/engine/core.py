@@ -35,14 +35,13 @@ from rollart.core.types import (
 )
 from rollart.runtime.engine.admission import WaitingRoom, refusal
 from rollart.runtime.engine.backend import Path, backend_for
-from rollart.runtime.engine.batch import Batch, pack
+from rollart.runtime.engine.batch import Batch, Layout, pack
 from rollart.runtime.engine.cache import Ints, KVCache
 from rollart.runtime.engine.named_weights import NamedWeights
 from rollart.runtime.engine.sampler import draw
 from rollart.runtime.engine.slots import Row, SlotKey, SlotTable
 from rollart.runtime.engine.steps import next_step, take_over
 from rollart.runtime.payload import TokenPayload, ids_of
-from rollart.runtime.weights import fingerprint
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CAPACITY_UNIT = 64
@@ -65,18 +64,20 @@ class EngineCore:
         prefill_tokens: int,
         share_prefixes: bool = True,
         path: Path = "auto",
+        native: bool = True,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
         """`max_live` requests are decoded together; `kv_tokens` bounds the cache, idle trajectories included;
         `prefill_tokens` bounds the tokens of a step apart from those of decoding rows (one each); `share_prefixes`: what
-        siblings of a group begin with alike is computed once."""
+        siblings of a group begin with alike is computed once; `native`: decoding attends by the kernel of `native.py` where
+        that can be had."""
         if min(max_live, kv_tokens, prefill_tokens) < 1:
             raise EngineError(
                 f"max_live={max_live}, kv_tokens={kv_tokens}, prefill_tokens={prefill_tokens}: each must be 1 or more"
             )
         self._device = torch.device(device)
-        self._backend = backend_for(hf_config, path, dtype, self._device)
+        self._backend = backend_for(hf_config, path, dtype, self._device, native=native)
         self.shape = self._backend.sizes
         self.dtype = dtype
         self.version: Version = 0
@@ -84,6 +85,7 @@ class EngineCore:
         self._share = share_prefixes
         self._cache = KVCache(self.shape, dtype, self._device)
         self._table = SlotTable(PURPOSES, kv_tokens)
+        self.work = self._table.work
         self._weights: NamedWeights | None = None
         self._staged: tuple[Version, NamedWeights] | None = None
         self._spare: NamedWeights | None = None
@@ -92,9 +94,8 @@ class EngineCore:
         self._waiting = WaitingRoom()
         self._ending: dict[RequestId, tuple[Finish, Failure | None]] = {}
         """Answered by the next step; until then their tokens are in `book().live`."""
-        self._arrivals = 0
+        self._arrivals = self._rebuilt_tokens = 0
         self._sampled = np.zeros(len(PURPOSES), np.int64)
-        self._rebuilt_tokens = 0
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -160,14 +161,14 @@ class EngineCore:
     @torch.inference_mode()
     def fingerprint(self) -> str:
         """Bitwise digest of the weights that are served, from the memory that the forward pass reads."""
-        return _digest(self._live_weights())
+        return self._live_weights().digest()
 
     @torch.inference_mode()
     def staged_fingerprint(self) -> str:
         """The same of what is staged, as it is laid out and cast. Raises EngineError when nothing is."""
         if self._staged is None:
             raise EngineError("nothing is staged; stage a version first")
-        return _digest(self._staged[1])
+        return self._staged[1].digest()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -264,7 +265,9 @@ class EngineCore:
                 self._cache.copy(source, slots, start, stop)
         step = next_step(table, self._prefill_tokens, share=self._share)
         self._rebuilt_tokens += step.rebuilt_tokens
-        return pack(self._cache, table.ids, step.slots, step.starts, step.widths, step.complete, self._backend.stairs)
+        families, backend = table.family if self._share else None, self._backend
+        layout = Layout(self._cache, table.ids, backend.stairs, backend.reads_alone, families)
+        return pack(layout, step.slots, step.starts, step.widths, step.complete)
 
     def _sample(self, slots: Ints, logits: Tensor) -> list[Answer]:
         """Append one token to each of `slots`; answers for those that end with it."""
@@ -390,10 +393,6 @@ class EngineCore:
         if self._weights is None:
             raise EngineError("no weights are loaded; call load first")
         return self._weights
-
-
-def _digest(weights: NamedWeights) -> str:
-    return fingerprint({name: tensor.cpu() for name, tensor in weights.tensors().items()})
 
 
 def _rounded(tokens: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollart.core.errors import EngineError
+from rollart.runtime.weights import fingerprint
 
 
 class NamedWeights:
@@ -56,6 +57,10 @@ class NamedWeights:
     def tensors(self) -> dict[str, Tensor]:
         """The live weights under their Hugging Face names and shapes (copies where the layout differs)."""
         return {name: view.reshape(size) for name, (view, size) in self.named.items()}
+
+    def digest(self) -> str:
+        """The fingerprint of the live weights."""
+        return fingerprint({name: tensor.cpu() for name, tensor in self.tensors().items()})
 
     def _name(self, name: str, view: Tensor, size: tuple[int, ...] | None = None) -> Tensor:
         self.named[name] = (view, size or tuple(view.shape))

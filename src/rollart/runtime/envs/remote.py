@@ -75,6 +75,12 @@ class RemoteEnv:
         self._hosts.append(host)
         host.wire.open()
 
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Batches that were sent to the hosts that are there, and polls that they answered."""
+        pairs = [host.wire.traffic for host in self._hosts]
+        return sum(sent for sent, _ in pairs), sum(polls for _, polls in pairs)
+
     def drop(self, name: str) -> None:
         """A host is being ended; its sessions answer `env lost`. Hosts that are not there are ignored."""
         for host in self._hosts:

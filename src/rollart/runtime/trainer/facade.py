@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from rollart.config.schema import RunConfig
 from rollart.core.errors import ClusterError, TrainerError, TrainerLost, failure
 from rollart.core.types import Failure, Manifest, Sample, Version
-from rollart.learn.batching import split
 from rollart.runtime.actors import Actors, call
+from rollart.runtime.heap import keep_freed_memory
 from rollart.runtime.trainer import ranks
+from rollart.runtime.trainer.packing import micro_batches
 from rollart.runtime.trainer.probing import trainer_scores
 from rollart.runtime.trainer.rank import TrainerRank, TrainerSpec, spec_of
 from rollart.runtime.trainer.rows import LossRow, SampleKey, loss_rows
@@ -60,6 +61,7 @@ class TrainerActor:
     """One rank in its process. Sample rows come as one pickled byte string: Ray would ship each small array by itself."""
 
     def __init__(self, spec: TrainerSpec, rank: int, put: Callable[[Any], Any]) -> None:
+        keep_freed_memory()
         torch.set_num_threads(spec.trainer.threads)
         self._spec = spec
         self._rank = rank
@@ -226,13 +228,8 @@ class RemoteTrainer:
         """Each rank's micro-batches."""
         spec = self.spec
         rows = loss_rows(samples, spec.algorithm, spec.sampling, longest=spec.longest_response)
-        settings = self.spec.trainer
-        lengths = [len(one.row.ids) for one in rows]
-        parts = split(lengths, ranks=settings.ranks, micro_batch_tokens=settings.micro_batch_tokens)
-        return [
-            pickle.dumps([[rows[i] for i in one] for one in of_rank], protocol=pickle.HIGHEST_PROTOCOL)
-            for of_rank in parts
-        ]
+        parts = micro_batches(rows, ranks=spec.trainer.ranks, micro_batch_tokens=spec.trainer.micro_batch_tokens)
+        return [pickle.dumps(of_rank, protocol=pickle.HIGHEST_PROTOCOL) for of_rank in parts]
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
         return await self._each(method, [arguments] * len(self._ranks))

@@ -1,9 +1,9 @@
 """The policy as the trainer sees it: log-probabilities of the trained tokens, and nothing else that would cost.
 
-Owns the forward pass. Invariant: it computes what `transformers` computes for the same ids, to rounding. Three things are
-left out because no trained token depends on them: logits of positions that predict no trained token; in the last layer
-everything but keys and values at those positions (two layers of width 64 with a tenth of the tokens trained: 0.16 s in
-place of 0.26 s for 64 x 200 tokens on one core); and masks for padding, which lies to the right of all that is trained.
+Owns the forward pass. Invariant: it computes what `transformers` computes for the same ids, to rounding. What no trained
+token depends on is left out: padding, prompts that were computed for another row already, logits of positions that predict
+no trained token, and in the last layer, where few tokens are trained, everything but keys and values of the others
+(`packing`). The layers' arithmetic is in `blocks`; of the transformers model itself only parameters and rotations are used.
 The logits are never kept: they are made chunk by chunk and made again in the backward pass, so the largest tensor of big
 vocabularies does not exist, and the entropy of a chunk can be read off at no peak memory.
 """
@@ -16,17 +16,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import rotate_half
 
+from rollart.runtime.trainer.blocks import Block, norm, turns_of
+from rollart.runtime.trainer.packing import pack
 from rollart.runtime.trainer.rows import Rows
 
 LOGIT_CHUNK_BYTES = 16 << 20
 """fp32 logits alive at one time. Below the last-level cache of one core's share, and far below what a layer keeps."""
-PRUNED_SHARE = 0.5
-"""Largest share of a row's tokens that may be trained for the pruned last layer to be used; above it, the causal kernel
-over all positions is the faster one."""
-PRUNED_MASK_CELLS = 16 << 20
-"""Largest boolean mask (rows x trained x tokens) of the pruned last layer; long contexts take the causal kernel."""
 
 
 class Policy(nn.Module):
@@ -35,27 +31,25 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.hf = model
+        self.blocks = nn.ModuleList(Block(layer) for layer in model.model.layers)
 
     def forward(self, rows: Rows, temperature: float, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """`logprobs` (N,) of `rows.targets` at the sampling temperature, with gradient; and the summed entropy, without."""
-        base = self.hf.model
-        hidden = base.embed_tokens(rows.ids)
-        cos, sin = base.rotary_emb(hidden, position_ids=torch.arange(rows.ids.shape[1], device=hidden.device)[None])
-        *layers, last = base.layers
-        for layer in layers:
-            hidden = layer(hidden, attention_mask=None, position_embeddings=(cos, sin))
-        if _prunes(rows):
-            hidden = _last_layer(last, hidden, cos[0], sin[0], rows.positions)
-        else:
-            hidden = _take(last(hidden, attention_mask=None, position_embeddings=(cos, sin)), rows.positions)
-        trained = base.norm(hidden[rows.valid])
+        base, packed = self.hf.model, pack(rows)
+        hidden = base.embed_tokens(packed.ids)
+        turns = turns_of(base.rotary_emb, hidden, packed)
+        *blocks, last = self.blocks
+        for block in blocks:
+            hidden = block(hidden, turns, packed.whole)
+        hidden = norm(base.norm, last(hidden, turns, packed.last))
+        trained = functional.embedding(packed.trained, hidden)
         return token_logprobs(trained, self.hf.lm_head.weight, rows.targets, temperature, with_entropy)
 
     @property
     def sharded_layers(self) -> list[nn.Module]:
-        """Layers that are gathered one at a time. The last one is not among them: its parts are called one by one, and its
-        backward pass follows its forward pass so closely that freeing it in between would only cost."""
-        return list(self.hf.model.layers)[:-1]
+        """Layers that are gathered one at a time. The last one is not among them: its backward pass follows its forward pass
+        so closely that freeing it in between would only cost."""
+        return list(self.blocks)[:-1]
 
 
 def token_logprobs(
@@ -126,53 +120,3 @@ def _entropy_in_place(log_probs: torch.Tensor) -> torch.Tensor:
 
 def _chunks(n_rows: int, chunk_rows: int) -> list[slice]:
     return [slice(start, start + chunk_rows) for start in range(0, n_rows, chunk_rows)]
-
-
-def _prunes(rows: Rows) -> bool:
-    (n_rows, n_tokens), n_trained = rows.ids.shape, rows.positions.shape[1]
-    return n_trained <= PRUNED_SHARE * n_tokens and n_rows * n_trained * n_tokens <= PRUNED_MASK_CELLS
-
-
-def _take(hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """(B, T, H) at (B, S) -> (B, S, H)."""
-    return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[2]))
-
-
-def _last_layer(
-    layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """The layer's output at `positions` only: keys and values everywhere, the rest where it is asked for.
-
-    (B, T, H), (T, D), (T, D), (B, S) -> (B, S, H). Only the row's own earlier tokens are attended to.
-    """
-    attention = layer.self_attn
-    normed = layer.input_layernorm(hidden)
-    keys = _rotate(_heads(attention, "k", normed), cos, sin)
-    values = _heads(attention, "v", normed)
-    queries = _rotate(
-        _heads(attention, "q", _take(normed, positions)), cos[positions][:, None], sin[positions][:, None]
-    )
-    groups = attention.num_key_value_groups
-    attended = functional.scaled_dot_product_attention(
-        queries,
-        keys.repeat_interleave(groups, 1) if groups > 1 else keys,
-        values.repeat_interleave(groups, 1) if groups > 1 else values,
-        attn_mask=(torch.arange(hidden.shape[1], device=hidden.device) <= positions[..., None])[:, None],
-        scale=attention.scaling,
-    )
-    taken = _take(hidden, positions) + attention.o_proj(attended.transpose(1, 2).flatten(2))
-    out: torch.Tensor = taken + layer.mlp(layer.post_attention_layernorm(taken))
-    return out
-
-
-def _heads(attention: Any, which: str, normed: torch.Tensor) -> torch.Tensor:
-    """(B, T, H) -> (B, heads, T, D), with Qwen3's norm per head where the family has one."""
-    heads = getattr(attention, f"{which}_proj")(normed).unflatten(2, (-1, attention.head_dim))
-    norm = getattr(attention, f"{which}_norm", None)
-    out: torch.Tensor = (heads if norm is None else norm(heads)).transpose(1, 2)
-    return out
-
-
-def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = heads * cos + rotate_half(heads) * sin  # type: ignore[no-untyped-call]
-    return out

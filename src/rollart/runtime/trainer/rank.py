@@ -117,9 +117,13 @@ class TrainerRank:
         mesh = ranks.join(rank, spec.trainer.ranks, store, spec.timeout_s)
         model = build_model(hf_config(spec.model, spec.vocab_size), seed=spec.seed, weights=weights_folder(spec.model))
         self.policy = Policy(model)
+        apart: set[nn.Parameter] = set()
         for layer in self.policy.sharded_layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.policy, mesh=mesh)
+            # one rank has all of a layer anyway: gathering it again for the backward pass would only copy it
+            fully_shard(layer, mesh=mesh, reshard_after_forward=spec.trainer.ranks > 1)
+            apart.update(layer.parameters())
+        # a layer is also a part of the transformers model, through which they would be found again
+        fully_shard(self.policy, mesh=mesh, ignored_params=apart)
         self.weights: dict[str, DTensor] = {
             name.removeprefix("hf."): cast(DTensor, weight) for name, weight in self.policy.named_parameters()
         }
@@ -285,7 +289,9 @@ class TrainerRank:
 
     def reshard(self) -> None:
         """Drop gathered weights that no backward pass will drop: the next forward pass would read them stale."""
-        cast(FSDPModule, self.policy).reshard()
+        for module in self.policy.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     # --- within a step -----------------------------------------------------------------------------------------------
 

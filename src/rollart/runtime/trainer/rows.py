@@ -63,6 +63,8 @@ class Rows:
 
     ids: torch.Tensor
     """(B, T) int64."""
+    lengths: torch.Tensor
+    """(B,) int64, tokens of each row without padding; 0 for a row of padding."""
     positions: torch.Tensor
     """(B, S) int64; 0 where `valid` is false."""
     valid: torch.Tensor
@@ -152,13 +154,15 @@ def pad(rows: Sequence[Row], *, min_rows: int = 1, min_tokens: int = 1, min_trai
     n_rows = max([min_rows, len(rows)])
     ids = np.full((n_rows, max([min_tokens, *(len(row.ids) for row in rows)])), PAD_ID, np.int64)
     positions = np.zeros((n_rows, max([min_trained, *(len(row.positions) for row in rows)])), np.int64)
-    valid = np.zeros(positions.shape, np.bool_)
+    valid, lengths = np.zeros(positions.shape, np.bool_), np.zeros(n_rows, np.int64)
     for place, row in enumerate(rows):
         ids[place, : len(row.ids)] = row.ids
+        lengths[place] = len(row.ids)
         positions[place, : len(row.positions)] = row.positions
         valid[place, : len(row.positions)] = True
     return Rows(
         ids=torch.from_numpy(ids),
+        lengths=torch.from_numpy(lengths),
         positions=torch.from_numpy(positions),
         valid=torch.from_numpy(valid),
         targets=torch.from_numpy(np.concatenate([np.empty(0, np.int64), *(row.targets for row in rows)])),

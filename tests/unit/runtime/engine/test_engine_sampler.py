@@ -9,7 +9,7 @@ from engine_cases import by_traj, engine, ids, one, payload, random_ids, request
 from numpy.typing import NDArray
 
 from rollart.core.types import Sampling
-from rollart.runtime.engine.sampler import Special, draw, stream_key, uniforms
+from rollart.runtime.engine.sampler import BLOCK, WHOLE_VOCAB, Special, draw, stream_key, uniforms
 
 N_DRAWS = 200_000
 SIGMAS = 5.0
@@ -117,6 +117,26 @@ def test_the_largest_uniform_still_draws_a_token_that_exists() -> None:
     scores = torch.full((2, 7), -1000.0)
     scores[:, 2], scores[:, 4] = 0.0, 0.0
     assert draw(scores, np.array([2.0**-53, 1 - 2.0**-53]))[0].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(("vocab", "kept"), [(WHOLE_VOCAB + 1, 1.0), (50 * BLOCK, 0.01), (40 * BLOCK + 7, 0.001)])
+def test_a_draw_by_blocks_is_the_draw_from_the_whole(vocab: int, kept: float) -> None:
+    draws = torch.Generator().manual_seed(vocab)
+    scores = torch.randn(64, vocab, generator=draws) * 3
+    scores[torch.rand(64, vocab, generator=draws) >= kept] = -1000.0
+    scores[:, vocab // 3] = 0.0
+    edges = np.concatenate([[2.0**-53, 1 - 2.0**-53], np.full(62, 0.5)])
+    close = 1e-6
+    for n in range(20):
+        uniform = edges if n == 0 else numbers(n, 64)
+        tokens, logprobs, _ = draw(scores, uniform)
+        full = scores.double().softmax(-1)
+        below = full.cumsum(-1).numpy()
+        rows = np.arange(64)
+        assert np.all(below[rows, tokens] > uniform - close)
+        assert np.all(below[rows, tokens] - full.numpy()[rows, tokens] < uniform + close)
+        assert np.all(scores.numpy()[rows, tokens] > -1000.0)
+        assert np.allclose(logprobs, full.log().numpy()[rows, tokens], atol=1e-5)
 
 
 def test_a_draw_does_not_depend_on_what_else_is_in_the_batch() -> None:

@@ -1,0 +1,165 @@
+"""A machine whose cores are shared by all processes of a run: who computes beside whom decides how fast each is.
+
+Owns the division of the cores. Invariants: processes of one priority that have work get the same speed, at most a core each,
+the first class before the second; what is computed in any time is never more than the cores can; speeds change in the
+instant in which a process begins or ends, an event each, whatever the amounts of work. Why: on a small machine control,
+engines, trainer and environments are more than its cores, and a model that gives each a core of its own is wrong by half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+
+from rollart.core.errors import ConfigError
+
+TURN_S = 1e-7
+"""One turn of a process's own loop: only an order, what it costs is in what is done in it."""
+ROUNDING_S = 1e-9
+"""Of work: what sums of floating-point seconds may lack of a whole piece."""
+LEAST_SHARE = 0.02
+"""Of a core, for all who come second together: the system starves nobody."""
+
+
+class _Class:
+    """Processes of one priority: all of them go at the same speed."""
+
+    __slots__ = ("ends", "served_s", "speed")
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, int, Process]] = []
+        """Heap over the count of core seconds at which a piece of work ends."""
+        self.served_s = 0.0
+        """Core seconds that a process which was busy all the time has got."""
+        self.speed = 1.0
+
+
+class Host:
+    """`cores` may be broken: what goes to strangers and to the system is taken off. `together`: the speed of a core while all
+    are busy over its speed alone (caches and memory are shared)."""
+
+    def __init__(self, cores: float, *, together: float = 1.0) -> None:
+        if not (math.isfinite(cores) and cores > 0 and 0 < together <= 1):
+            raise ConfigError(
+                f"a host of cores={cores} with together={together}: use cores above 0 and together in (0, 1]"
+            )
+        self._cores = cores
+        self._together = together
+        self._first, self._others = _Class(), _Class()
+        self._at_s = 0.0
+        self._pieces = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.core_s = 0.0
+        """Core seconds given out so far."""
+
+    def speed(self, *, first: bool) -> float:
+        """Of a process of this priority that computes now: share of what a core does for one that has it alone."""
+        return (self._first if first else self._others).speed
+
+    def compute(self, process: Process, work_s: float) -> None:
+        """`process`, which does not compute now, has `work_s` core seconds to do; `process.ended()` is called when it has."""
+        self._advance()
+        self._pieces += 1
+        mine = self._first if process.first else self._others
+        heapq.heappush(mine.ends, (mine.served_s + work_s, self._pieces, process))
+        self._divide()
+
+    def _advance(self) -> None:
+        now = asyncio.get_running_loop().time()
+        elapsed_s, self._at_s = now - self._at_s, now
+        for one in (self._first, self._others):
+            one.served_s += elapsed_s * one.speed
+            self.core_s += elapsed_s * one.speed * len(one.ends)
+
+    def _divide(self) -> None:
+        """Set the speeds for who is busy now, and the time of the next end."""
+        left, busy = self._cores, len(self._first.ends) + len(self._others.ends)
+        slow = self._together if busy >= max(2, round(self._cores)) else 1.0
+        ends_s = math.inf
+        for one in (self._first, self._others):
+            n = len(one.ends)
+            share = min(1.0, left / n) if n else 1.0
+            left = max(left - n * share, LEAST_SHARE)
+            one.speed = share * slow
+            if n:
+                ends_s = min(ends_s, max(0.0, one.ends[0][0] - one.served_s) / one.speed)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(self._at_s + ends_s, self._end) if busy else None
+
+    def _end(self) -> None:
+        self._timer = None
+        self._advance()
+        ended = [process for one in (self._first, self._others) for process in _ended(one)]
+        self._divide()
+        for process in ended:
+            process.ended()
+
+
+def _ended(one: _Class) -> list[Process]:
+    """Take out those whose work is done, within rounding."""
+    ended: list[Process] = []
+    while one.ends and one.ends[0][0] <= one.served_s + ROUNDING_S:
+        ended.append(heapq.heappop(one.ends)[2])
+    return ended
+
+
+class Process:
+    """One process with one thread: what it is given is done one after the other, in the order in which it came."""
+
+    __slots__ = ("_host", "_queue", "_under_way", "first", "name", "used_s")
+
+    def __init__(self, host: Host, name: str, *, first: bool = False) -> None:
+        """`first`: it goes before those that are not. Ray gives its workers niceness 15, so control goes before them."""
+        self.name = name
+        self.first = first
+        self.used_s = 0.0
+        """Core seconds of all that it has been given."""
+        self._host = host
+        self._queue: deque[tuple[float, Callable[[], object]]] = deque()
+        self._under_way: Callable[[], object] | None = None
+
+    def do(self, work_s: float, done: Callable[[], object], *, within_s: float = math.inf) -> None:
+        """Call `done` when this piece of `work_s` core seconds has had its turn, before what would make it wait for more than
+        `within_s` core seconds."""
+        self.used_s += work_s
+        place = len(self._queue)
+        if within_s < math.inf:
+            place = 0
+            for waiting_s, _ in self._queue:
+                within_s -= waiting_s
+                if within_s < 0:
+                    break
+                place += 1
+        self._queue.insert(place, (work_s, done))
+        if self._under_way is None:
+            self._next()
+
+    def turns(self, n: int, done: Callable[[], None]) -> None:
+        """Call `done` after `n` turns of the process's loop: in each, what waits in it has its turn before, and what goes on
+        and on in it, as an engine's steps do, goes on once."""
+        if n <= 0:
+            done()
+        else:
+            loop = asyncio.get_running_loop()
+            self.do(0.0, lambda: loop.call_later(2 * TURN_S, self.turns, n - 1, done))
+
+    def _next(self) -> None:
+        if self._queue:
+            work_s, self._under_way = self._queue.popleft()
+            self._host.compute(self, work_s)
+
+    def ended(self) -> None:
+        done, self._under_way = self._under_way, None
+        self._next()
+        if done is not None:
+            done()
+
+    async def work(self, work_s: float) -> None:
+        """The same for a coroutine. Whoever gives up waiting does not stop the work."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.do(work_s, lambda: None if future.done() else future.set_result(None))
+        await future

@@ -1,0 +1,112 @@
+"""The compiled kernel of decoding rows: it attends as torch does, row by row, and reads from siblings only what is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from engine_cases import by_traj, engine, ids, mismatch, random_ids, request
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from rollart.runtime.engine.native import DecodeKernel, decode_kernel
+from rollart.runtime.engine.reads import Reads, reads_of
+
+CPU = torch.device("cpu")
+CAPACITY = 40
+
+
+def kernel(dtype: torch.dtype = torch.float32, size: int = 32) -> DecodeKernel:
+    found = decode_kernel(dtype, CPU, size)
+    if found is None:
+        pytest.skip("no C compiler here")
+    return found
+
+
+def drawn_reads(slots: int, seed: int) -> Reads:
+    draws = np.random.default_rng(seed)
+    rows = draws.permutation(slots)[: slots - 2]
+    ends = draws.integers(1, CAPACITY + 1, len(rows))
+    lead = draws.choice(rows, len(rows))
+    return Reads(slots=rows, lead=lead, shared=draws.integers(0, ends), ends=ends)
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=str)
+@pytest.mark.parametrize(("kv_heads", "sharing", "size"), [(4, 1, 32), (3, 3, 64), (2, 2, 128), (1, 4, 8), (2, 1, 80)])
+def test_each_row_is_attended_as_torch_does_over_what_it_reads(
+    dtype: torch.dtype, close: float, kv_heads: int, sharing: int, size: int
+) -> None:
+    attend, draws = kernel(dtype, size), torch.Generator().manual_seed(size)
+    keys, values = (torch.randn(9, kv_heads, CAPACITY, size, generator=draws).to(dtype) for _ in range(2))
+    reads = drawn_reads(9, size)
+    wider = torch.randn(7, kv_heads * sharing + 1, size, generator=draws).to(dtype)
+    queries = wider[:, : kv_heads * sharing]
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        got = attend(queries, keys, values, reads)
+        torch.set_num_threads(1)
+        for row, (slot, lead, shared, end) in enumerate(
+            zip(reads.slots, reads.lead, reads.shared, reads.ends, strict=True)
+        ):
+            seen_keys, seen_values = (
+                torch.cat([part[lead, :, :shared], part[slot, :, shared:end]], 1).float().repeat_interleave(sharing, 0)
+                for part in (keys, values)
+            )
+            wanted = scaled_dot_product_attention(queries[row, :, None].float(), seen_keys, seen_values)
+            assert torch.allclose(got[row].float(), wanted[:, 0], atol=close, rtol=close)
+
+
+def test_what_is_not_a_number_stays_so_in_its_own_row() -> None:
+    attend = kernel()
+    keys, values, queries = torch.randn(3, 1, CAPACITY, 32), torch.randn(3, 1, CAPACITY, 32), torch.randn(3, 1, 32)
+    keys[1, 0, 7, 3] = float("nan")
+    slots = np.arange(3)
+    reads = Reads(slots=slots, lead=slots, shared=np.zeros(3, np.int64), ends=np.array([20, 20, 20]))
+    found = attend(queries, keys, values, reads).isnan().view(3, -1)
+    assert found[1].all()
+    assert not found[[0, 2]].any()
+
+
+def test_scores_of_any_size_have_shares_that_sum_to_one() -> None:
+    attend, ones = kernel(), torch.ones(2, 1, CAPACITY, 32)
+    slots = np.arange(2)
+    reads = Reads(slots=slots, lead=slots, shared=np.zeros(2, np.int64), ends=np.array([CAPACITY, 1]))
+    for scale in (0.0, 1.0, 1e3, 1e15):
+        keys = torch.randn(2, 1, CAPACITY, 32) * scale
+        assert torch.allclose(attend(torch.randn(2, 1, 32), keys, ones, reads), torch.ones(2, 1, 32), atol=1e-5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=8))
+def test_what_a_row_reads_from_another_is_its_own_beginning(rows: list[tuple[int, int, int]]) -> None:
+    """Rows of (family, tokens, kind of history): histories part at random places."""
+    table = np.array([np.arange(16) % (kind + 2) for _, _, kind in rows], np.int32)
+    slots, ends = np.arange(len(rows)), np.array([end for _, end, _ in rows])
+    families = np.array([family for family, _, _ in rows])
+    reads = reads_of(table, families, slots, ends)
+    for slot, lead, shared, end in zip(slots, reads.lead, reads.shared, ends, strict=True):
+        assert 0 <= shared < end
+        assert shared <= ends[lead]
+        assert families[lead] == families[slot]
+        assert np.array_equal(table[slot, :shared], table[lead, :shared])
+        longest = min(end - 1, ends[lead])
+        if lead != slot and shared < longest:
+            assert table[slot, shared] != table[lead, shared], "all that is alike is read once"
+    assert not reads_of(table, None, slots, ends).shared.any()
+
+
+def test_a_device_or_a_type_without_a_kernel_has_none() -> None:
+    assert decode_kernel(torch.float16, CPU, 32) is None
+    assert decode_kernel(torch.float32, torch.device("meta"), 32) is None
+    assert decode_kernel(torch.float32, CPU, 512) is None
+
+
+def test_siblings_sample_the_same_with_and_without_the_kernel() -> None:
+    prompt, found = random_ids(40), []
+    for native in (True, False):
+        core = engine(native=native)
+        core.submit([request(f"train/t/0/1/{n}", prompt, max_tokens=20) for n in range(6)])
+        answers = by_traj(core)
+        assert all(mismatch(prompt, answer) < 1e-5 for answer in answers.values())
+        found.append({traj: ids(answer) for traj, answer in answers.items()})
+    assert found[0] == found[1]
