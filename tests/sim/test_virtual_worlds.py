@@ -122,10 +122,10 @@ def test_weights_come_by_push_pull_and_load() -> None:
     config = WORLDS["two pools"]
     made, sim = build(config), simulated(config)
     path = made.paths["roll"]
-    assert [row["seconds"] for row in sim.of("published")] == [round(path.push_s, 6)] * 3
-    pulls = [row["seconds"] for row in sim.of("prefetched")]
-    assert max(pulls) <= path.pull_s + 1e-6
-    assert pulls.count(round(path.pull_s, 6)) == len(pulls)  # all engines stand on one node and ask in one instant
+    held_up = [row["seconds"] for row in sim.of("published")]
+    assert max(held_up) < path.push_s / 10  # the push goes on beside the next step
+    under_way = [row["seconds"] for row in sim.of("prefetched")]
+    assert max(under_way) == pytest.approx(path.push_s + path.pull_s)  # less for who asks when it is on its way
     exposed = [row["exposed_s"] for row in sim.of("applied") if row["live"]]
     assert set(exposed) <= {round(path.load_s, 6)}
 

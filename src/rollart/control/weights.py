@@ -189,7 +189,8 @@ class Weights:
     async def follow(self, engine: Engine) -> None:
         """Bring published versions to one engine, in its own time, until the engine is lost.
 
-        Versions that were overtaken on their way are skipped, but not one that an evaluation is pinned to.
+        Versions that were overtaken before they were asked for are skipped, but not one that an evaluation is pinned to. What
+        is held is served even if a newer one is on its way: that may take longer than a step.
         """
         name, have = engine.info.id, engine.info.version
         held: Manifest | None = None
@@ -198,7 +199,7 @@ class Weights:
             # one that serves nothing yet holds nobody's version up
             allowed = self.published if have < 0 else self._allowed
             may_apply = have < holds <= allowed and not self._pinned(have)
-            if held is not None and may_apply and (holds == self.published or self._pinned(holds)):
+            if held is not None and may_apply:
                 have = await self._apply(engine, have, held)
             elif holds < self.published:
                 held = await self._fetch(engine, have, self._next(holds)) or held

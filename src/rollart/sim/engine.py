@@ -218,6 +218,10 @@ class SimEngine:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:
+        if isinstance(manifest.location, Bytes):
+            on_its_way_s = manifest.location.there_s - asyncio.get_running_loop().time()
+            if on_its_way_s > 0:
+                await asyncio.sleep(on_its_way_s)
         if self._model.pull is not None:
             await self._model.pull(manifest.version)
         await asyncio.sleep(self._model.prefetch_s)

@@ -34,6 +34,9 @@ class TrainerModel:
     accumulate_s: float = 0.0
     finish_s: float = 0.0
     publish_s: float = 0.0
+    push_s: float = 0.0
+    """Seconds in which published bytes are then on their way into the store, beside what the trainer does next; one version
+    after another."""
     save_s: float = 0.0
     load_s: float = 0.0
     changes_weights: bool = True
@@ -58,6 +61,8 @@ class Bytes:
     """Where a published version's bytes are."""
 
     gone: bool = False
+    there_s: float = 0.0
+    """When all of them are in the store."""
 
 
 class SimTrainer:
@@ -73,6 +78,8 @@ class SimTrainer:
         self._calls: Counter[TrainerCall] = Counter()
         self._under_way: dict[asyncio.Future[None], None] = {}
         self._published: list[Bytes] = []
+        self._pushed_s = 0.0
+        """When the version before is in the store."""
         self.die: Callable[[str], None] = self._die_alone
         """Set by the cluster, which has to be told too."""
 
@@ -160,7 +167,8 @@ class SimTrainer:
 
     async def publish(self, version: Version) -> Manifest:
         await self._spend("publish", self._model.publish_s)
-        self._published.append(Bytes())
+        self._pushed_s = max(self._pushed_s, asyncio.get_running_loop().time()) + self._model.push_s
+        self._published.append(Bytes(there_s=self._pushed_s))
         return Manifest(
             version=version,
             shards={"weights/0/0-1/float32": self._model.weight_bytes},

@@ -1,8 +1,8 @@
 """How long new weights are on their way from a simulated trainer to what its engines serve.
 
 Owns the three legs of RollArt's cross-cluster path (arXiv 2512.22560, M9): one push into a store beside the engines, one pull
-per node of engines into its host's memory, one load into the devices at the apply. Push and pull go on beside rollout, so
-only the load is exposed. Invariants: the naive way takes push + pull; what is exposed is never more than the pull; engines
+per node of engines into its host's memory, one load into the devices at the apply. Push and pull go on beside rollout and the next
+step, so only the load is exposed. Invariants: the naive way takes push + pull; what is exposed is never more than the pull; engines
 of one node share one pull of a version, whoever asks first.
 
 An engine of several tensor-parallel ranks takes longer for the same bytes, both times: the host cuts each rank's slices out of
@@ -60,6 +60,11 @@ def weight_path(weight_bytes: float, link: LinkConfig, *, tp: int = 1) -> Weight
     pull_s = weight_bytes / (link.pull_gbyte_per_s * GB) + slices_s + latency_s
     load_s = weight_bytes / (link.load_gbyte_per_s * GB) + slices_s
     return WeightPath(push_s=weight_bytes / push_rate + latency_s, pull_s=pull_s, load_s=min(load_s, pull_s))
+
+
+def offload_s(weight_bytes: float, devices: int, link: LinkConfig) -> float:
+    """What a publish costs the trainer: each of its devices hands its share to its host; the push goes on beside the next step."""
+    return weight_bytes / devices / (link.load_gbyte_per_s * GB)
 
 
 def same_devices(weight_bytes: float, ranks: int, network_bytes_per_s: float) -> WeightPath:

@@ -30,7 +30,7 @@ from rollart.sim.rewards import RewardService, scoring
 from rollart.sim.slots import PoolSize, Slots
 from rollart.sim.trainer import TrainerModel
 from rollart.sim.training import TrainerHardware, trainer_hardware
-from rollart.sim.transfer import WeightPath, buckets, same_devices, weight_path
+from rollart.sim.transfer import WeightPath, buckets, offload_s, same_devices, weight_path
 from rollart.sim.workload import Draws
 from rollart.sim.world import SimCluster
 from rollart.sim.world import world as world_of
@@ -93,7 +93,7 @@ def build(config: RunConfig) -> Virtual:
     cluster = SimCluster(
         engine_of=fitting.fit, env=_env(config, draws),
         trainer=TrainerModel(
-            publish_s=push_s, step_s=trainer.samples_s, logprobs_s=trainer.logprobs_s, weight_bytes=trainer.weight_bytes,
+            publish_s=offload_s(trainer.weight_bytes, trainer.plan.devices, config.cluster.link), push_s=push_s, step_s=trainer.samples_s, logprobs_s=trainer.logprobs_s, weight_bytes=trainer.weight_bytes,
             buckets=buckets(trainer.weight_bytes, config.cluster.link), remembers=False,
         ),
         slots=Slots(fitting.sizes), takes=fitting.takes, scoring=None if rewards is None else lambda: rewards,
@@ -172,7 +172,7 @@ def _path(config: RunConfig, trainer: TrainerHardware, engine: EngineHardware, p
 
 def _check_deadlines(config: RunConfig, trainer: TrainerHardware, paths: Mapping[str, WeightPath]) -> None:
     limits, problems = config.deadlines, list[str]()
-    longest = max(max(path.push_s, path.pull_s) for path in paths.values())
+    longest = max(path.naive_s for path in paths.values())
     if limits.weights_s < longest:
         problems.append(
             f"deadlines.weights_s={limits.weights_s:g} is shorter than a version's way over cluster.link, {longest:.1f} s; use "
