@@ -78,6 +78,8 @@ class Task:
     env: str
     turns: int
     turn_tokens: int
+    staleness: int = 1
+    """max_staleness of our asynchronous arm."""
     kwargs: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -87,7 +89,7 @@ TASKS: Mapping[str, Task] = {
     "single": Task(env="Letters", turns=1, turn_tokens=TURN_TOKENS),
     "multi": Task(env="Lake", turns=LAKE_TURNS, turn_tokens=LAKE_TURN_TOKENS),
     "latency": Task(
-        env="Lake", turns=LAKE_TURNS, turn_tokens=LAKE_TURN_TOKENS,
+        env="Lake", turns=LAKE_TURNS, turn_tokens=LAKE_TURN_TOKENS, staleness=3,
         kwargs={"latency_s": LATENCY_S, "spread_s": SPREAD_S},
     ),
 }  # fmt: skip

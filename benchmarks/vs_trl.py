@@ -30,9 +30,9 @@ from vs_trl_sides import CACHES, SWEEP_S, Plan, figures, last_reward, measure, p
 TARGETS = {"single": 1.3, "multi": 1.7, "latency": 2.5}
 AIMS = {"single": 1.5, "multi": 2.5, "latency": 4.0}
 DIFFERENCES = (
-    "ours: engine and trainer are processes beside each other, one version apart at most (max_staleness 1); TRL's rollout "
+    "ours: engine and trainer are processes beside each other, one version apart at most (max_staleness 1; 3 in latency, so that more environments wait at once); TRL's rollout "
     "and training take turns in one process",
-    "TRL's rollout_func computes the whole context again in each turn, as `generate` has no cache between calls; our engine "
+    "TRL's rollout_func as it is written here computes the whole context again in each turn (its batch is ragged); our engine "
     "keeps it (one prefill of the new tokens a turn)",
     "TRL pads a batch to its longest sequence and decodes until the last row has ended; our engine takes rows out as they end",
     "ours divides the loss by nothing but each trajectory's tokens (`normalize: trajectory`), as TRL's loss_type grpo; ours "

@@ -37,7 +37,7 @@ from peers_run import (
 
 DONE = "outcome written"
 CACHES = ("dynamic", "static")
-SWEEP_S = 3.0
+SWEEP_S = 6.0
 """Of each setting of a sweep, after its warm-up."""
 LAST = 0.2
 """Share of the wall time, at its end, over which a reward is the mean."""
@@ -177,7 +177,7 @@ def measure(task: str, plan: Plan, setting: Setting, say: Say) -> Case:
         case.peer_setting, case.sweeps["theirs"] = swept_peer(theirs, task, plan.peer_threads)
         say(f"{task}: the peer is fastest with {case.peer_setting}: {case.sweeps['theirs']}")
         if plan.sweep:
-            case.workers, case.sweeps["ours"] = swept_workers(task, AT_ONCE, setting, staleness=1)
+            case.workers, case.sweeps["ours"] = swept_workers(task, AT_ONCE, setting, staleness=TASKS[task].staleness)
             case.sync_workers, case.sweeps["sync"] = swept_workers(task, TAKING_TURNS, setting, staleness=0)
             say(f"{task}: ours with {case.workers.name}, synchronous with {case.sync_workers.name}: {case.sweeps}")
         case.alone = alone(task, setting)
@@ -185,7 +185,7 @@ def measure(task: str, plan: Plan, setting: Setting, say: Say) -> Case:
             # whoever is first in one pair is second in the next
             for side in ("theirs", "ours")[:: 1 if pair % 2 else -1]:
                 if side == "ours":
-                    case.ours.append(run(task, case.workers, setting, staleness=1, seed=pair))
+                    case.ours.append(run(task, case.workers, setting, staleness=TASKS[task].staleness, seed=pair))
                 else:
                     case.theirs += theirs.measure(task, [case.peer_setting], seed=pair)
             if pair < plan.sync_pairs:
@@ -245,7 +245,7 @@ def figures(case: Case) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "ours": {
-            **ours.row(), "workers": dataclasses.asdict(case.workers), "max_staleness": 1,
+            **ours.row(), "workers": dataclasses.asdict(case.workers), "max_staleness": TASKS[case.task].staleness,
             "tokens_per_trajectory": round(statistics.mean(one.tokens for one in case.ours), 2),
             "overhead_of_cpu": round(statistics.median(one.cpu.overhead for one in case.ours), 4),
         },
