@@ -3,10 +3,10 @@
     python benchmarks/async_vs_sync.py --json FILE
 
 `rollout_*`: trainer off, the same environments and drawn latencies under a barrier per turn, a barrier per batch, and per
-trajectory; the ratio is the measured gain over the bound from the drawn matrix and the measured time of a turn's
-generation. `overlap_*`: `rollart train` with rollout beside training, one core each; the ratio is the measured gain over
-(R + T) / max(R, T), R and T measured alone by the same workers that take turns. The fastest synchronous run of a small
-sweep, in which each part may have all cores, stands beside it.
+trajectory; the ratio is the measured gain over the bound from the drawn matrix and the time of a turn's generation, as
+measured under each schedule in that pair. `overlap_*`: `rollart train` with rollout beside training, one core each; the
+ratio is the measured gain over (R + T) / max(R, T), R and T measured alone by the same workers that take turns. The fastest
+synchronous run of a small sweep, in which each part may have all cores, stands beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from async_vs_sync_rollout import IDEAL, Draw, Rolled, Schedule, bound, config, matrix, roll, specs_of
-from peers_figures import Bounds, Rate, case, fastest, median_rate
+from peers_figures import Bounds, Rate, case, fastest, median_rate, versions
 from peers_run import (
     ONE_CORE_EACH,
     OURS_AROUND_S,
@@ -37,7 +37,6 @@ from peers_run import (
     Setting,
     run,
     save_weights,
-    versions,
 )
 
 ROLLOUT_TARGET, OVERLAP_TARGET = 0.93, 0.85
@@ -62,8 +61,8 @@ def draws(options: argparse.Namespace, cv: float) -> list[Draw]:
 
 def rollouts(options: argparse.Namespace, say: Say) -> list[dict[str, Any]]:
     """All `rollout_*` cases, pair by pair, so that a slow minute meets all of them."""
-    at_once = roll(dataclasses.replace(draws(options, 0.0)[0], mean_s=0.0), "per_batch")
-    say(f"a turn's generation takes {1e3 * at_once.turn_s:.1f} ms when all environments generate at once")
+    warm_up = roll(dataclasses.replace(draws(options, 0.0)[0], mean_s=0.0), "per_batch")
+    say(f"warm-up: a turn's generation takes {1e3 * warm_up.turn_s:.1f} ms when all environments generate at once")
     found: dict[float, list[dict[Schedule, Rolled]]] = {cv: [] for cv in options.cvs}
     for pair in range(options.pairs):
         for cv in options.cvs:
@@ -72,19 +71,15 @@ def rollouts(options: argparse.Namespace, say: Say) -> list[dict[str, Any]]:
             found[cv].append({schedule: roll(drawn, schedule) for schedule in order})
             told = ", ".join(f"{name} {found[cv][-1][name].seconds:.2f} s" for name in ALL)
             say(f"pair {pair}, sigma/mean {cv:g}: {told}")
-    return [
-        rollout_case(over, cv, draws(options, cv), found[cv], at_once.turn_s)
-        for over in BARRIERS
-        for cv in options.cvs
-    ]  # fmt: skip
+    return [rollout_case(over, cv, draws(options, cv), found[cv]) for over in BARRIERS for cv in options.cvs]
 
 
 def rollout_case(
-    over: Schedule, cv: float, drawn: Sequence[Draw], found: Sequence[dict[Schedule, Rolled]], turn_s: float
+    over: Schedule, cv: float, drawn: Sequence[Draw], found: Sequence[dict[Schedule, Rolled]]
 ) -> dict[str, Any]:
     """Measured gain over its bound, a pair a matrix."""
     gains = [one[over].seconds / one["per_trajectory"].seconds for one in found]
-    bounds = [bound(one, over, turn_s) for one in drawn]
+    bounds = [bound(draw, over, one) for draw, one in zip(drawn, found, strict=True)]
     sides = {
         name: {
             "seconds": round(statistics.median(one[name].seconds for one in found), 4),
@@ -98,7 +93,7 @@ def rollout_case(
         target=ROLLOUT_TARGET, ours=sides["per_trajectory"], theirs=sides[over],
         gain=round(statistics.median(gains), 4), bound=round(statistics.median(bounds), 4), sigma_over_mean=cv,
         environments=drawn[0].environments, trajectories=drawn[0].environments * drawn[0].batches,
-        turn_alone_s=round(turn_s, 5), versions=versions(),
+        versions=versions(),
     )  # fmt: skip
 
 

@@ -237,9 +237,12 @@ def rolled(events: Sequence[Event]) -> Rolled:
     )
 
 
-def bound(draw: Draw, over: Schedule, turn_s: float) -> float:
+def bound(draw: Draw, over: Schedule, found: Mapping[Schedule, Rolled]) -> float:
     """The most that going per trajectory can gain over another schedule: from the drawn latencies, and from what a turn's
-    generation takes when all environments generate at once."""
+    generation took under each of the two. Where fewer environments generate at once a turn is shorter, and that is part
+    of what can be gained."""
     rows = matrix(draw, specs_of(config(draw, over))[0])
-    ideal = {name: IDEAL[name](rows, draw.environments, turn_s) for name in (over, "per_trajectory")}
+    ideal = {
+        name: IDEAL[name](rows, draw.environments, found[name].turn_s) for name in (over, "per_trajectory")
+    }  # fmt: skip
     return ideal[over] / ideal["per_trajectory"]

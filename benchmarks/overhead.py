@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peers_run import ONE_CORE_EACH, OURS_AROUND_S, TASKS, PeerFailed, Ran, Setting, run, save_weights, versions
+from peers_figures import versions
+from peers_run import ONE_CORE_EACH, OURS_AROUND_S, TASKS, PeerFailed, Ran, Setting, run, save_weights
 
 AIM = 0.05
 LEAST_S = 5.0

@@ -7,11 +7,15 @@ after the other it does to both. Every bound is computed from what was measured 
 from __future__ import annotations
 
 import heapq
+import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 Event = Mapping[str, Any]
+PACKAGES = ("rollart", "ray", "torch", "transformers", "numpy", "psutil")
+"""What our side runs on."""
 
 
 class Step(NamedTuple):
@@ -161,3 +165,8 @@ def case(name: str, ratios: Sequence[float], *, target: float | None, **sides: o
         "case": name, **found, "pairs": len(ratios), "target": target,
         "met": None if target is None else found["ratio_median"] >= target, **sides,
     }  # fmt: skip
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Of Python and these packages, in this environment."""
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

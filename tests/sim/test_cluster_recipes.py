@@ -7,6 +7,7 @@ import pytest
 from rollart.config.placement import placements
 from rollart.recipes.presets import SCHEDULES
 from rollart.recipes.registry import resolve
+from rollart.sim.launch import predict, prepare
 from rollart.sim.virtual import build
 
 CLUSTERS = ("rollart_128gpu", "production_3000gpu", "sim_small")
@@ -44,3 +45,33 @@ def test_the_production_job_has_512_engines_and_five_samplers_for_a_trainer() ->
     assert sum(engine.devices for engine in engines) == 5 * trainer.devices
     assert sum(place.devices for place in (trainer, *engines)) == 3072
     assert config.schedule.batch == 8192
+
+
+SMALL = {
+    "rollart_128gpu": [
+        "schedule.batch=40",
+        "schedule.group_size=2",
+        "tasks.frozen_lake.max_turns=6",
+        "tasks.swe_bench.max_turns=4",
+        "tasks.webshop.max_turns=4",
+    ],
+    "sim_small": ["schedule.batch=8", "schedule.group_size=2", "tasks.frozen_lake.max_turns=6"],
+}
+"""The same clusters, with little to do."""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", SMALL)
+def test_every_schedule_runs_to_its_end_on_a_cluster(name: str, schedule: str) -> None:
+    resolved = resolve(name, [schedule, *SMALL[name], "schedule.steps=2"])
+    found = predict(prepare(resolved))
+    asked = resolved.config.schedule
+    assert (found.steps, found.trajectories) == (1, asked.batch), "the second of two steps is counted"
+    if asked.enforce == "admission_and_release":
+        assert found.staleness_max is not None
+        assert found.staleness_max <= asked.max_staleness
+    assert found.bound_holds is (schedule != "areal")
+    assert sum(found.trajectory.values()) == pytest.approx(1.0)
+    assert sum(found.trainer.values()) == pytest.approx(1.0)
+    for pool, used in found.pools.items():
+        assert 0 <= used.utilisation <= 1, pool

@@ -111,7 +111,7 @@ def test_a_full_cache_preempts_the_youngest_which_is_read_again() -> None:
     served = serve(batching, works)
     assert batching.preemptions == 1
     assert served.stopped[0] == Stopped(60)
-    tokens, reread = served.stopped[1]
+    tokens, reread, _ = served.stopped[1]
     assert tokens == 60
     assert 40 < reread < 100
     assert served.done_s[1] > served.done_s[0]

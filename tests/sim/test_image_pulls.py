@@ -1,4 +1,4 @@
-"""What environments share: a link that images come over, a host's cores, room on hosts. Against closed forms."""
+"""What environments share: a link that images come over, room on hosts. Against closed forms."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 
 from rollart.core.errors import ConfigError, failure
 from rollart.core.seeds import unit
-from rollart.core.types import Failure, TaskInstance, Tokens, TrajId
-from rollart.sim.envs import Call, EnvModel, SimEnv, SimSession
+from rollart.core.types import Failure, TaskInstance, TrajId
+from rollart.sim.envs import EnvModel, SimEnv, SimSession
 from rollart.sim.laws import Constant
 from rollart.sim.loop import run
 from rollart.sim.shares import FairShare
 from rollart.sim.storms import ImagePulls, Link, Pull
 from rollart.sim.workload import Draws, workload
 from rollart.sim.world import SimCluster
-from simruns import Row, SimRun, a_config, a_task, check, random_env, random_latency, simulate
+from simruns import Row, SimRun, a_config, a_task, check, random_env, simulate
 
 GB = 1e9
 
 
-def ends(share: Callable[[], FairShare], jobs: list[tuple[float, float]]) -> tuple[list[float], FairShare]:
+def ends(share: Callable[[], FairShare], jobs: list[tuple[float, float]]) -> list[float]:
     """When jobs that come at some instant with some amount are done."""
     done, left = [math.nan] * len(jobs), list(jobs)
 
-    async def main() -> FairShare:
+    async def main() -> None:
         loop, shared, all_done = asyncio.get_running_loop(), share(), asyncio.Event()
 
         def end(index: int) -> None:
@@ -44,28 +44,26 @@ def ends(share: Callable[[], FairShare], jobs: list[tuple[float, float]]) -> tup
         for index, (at_s, amount) in enumerate(jobs):
             loop.call_at(at_s, shared.start, amount, partial(end, index))
         await all_done.wait()
-        return shared
 
-    return done, run(main())
+    run(main())
+    return done
 
 
 # --- sharing -------------------------------------------------------------------------------------------------------------
 
 
 def test_jobs_of_one_instant_share_equally_and_end_by_their_amounts() -> None:
-    done, shared = ends(lambda: FairShare(2.0), [(0, 2.0), (0, 2.0), (0, 6.0)])
+    done = ends(lambda: FairShare(2.0), [(0, 2.0), (0, 2.0), (0, 6.0)])
     assert done == pytest.approx([3.0, 3.0, 5.0])
-    assert (shared.given, shared.busy_s) == pytest.approx((10.0, 5.0))
-    assert shared.most == 3
 
 
 def test_a_late_job_halves_the_rate_of_the_first() -> None:
-    done, _ = ends(lambda: FairShare(1.0), [(0, 2.0), (1, 2.0)])
+    done = ends(lambda: FairShare(1.0), [(0, 2.0), (1, 2.0)])
     assert done == pytest.approx([3.0, 4.0])
 
 
 def test_alone_a_job_gets_no_more_than_one_may() -> None:
-    done, _ = ends(lambda: FairShare(4.0, each=1.0), [(0, 3.0), (0, 3.0), (10, 1.0), *[(20.0, 1.0)] * 8])
+    done = ends(lambda: FairShare(4.0, each=1.0), [(0, 3.0), (0, 3.0), (10, 1.0), *[(20.0, 1.0)] * 8])
     assert done == pytest.approx([3.0, 3.0, 11.0, *[22.0] * 8])
 
 
@@ -92,8 +90,7 @@ def test_what_is_stopped_makes_room_for_the_others_and_says_what_it_lacked() -> 
 def test_everyone_gets_what_it_came_for_at_the_common_rate(
     jobs: list[tuple[float, float]], capacity: float, each: float
 ) -> None:
-    done, shared = ends(lambda: FairShare(capacity, each), jobs)
-    assert shared.given == pytest.approx(math.fsum(amount for _, amount in jobs), abs=1e-6)
+    done = ends(lambda: FairShare(capacity, each), jobs)
     instants = sorted({*done, *(at_s for at_s, _ in jobs)})
     got = [0.0] * len(jobs)
     for start, end in itertools.pairwise(instants):
@@ -109,7 +106,7 @@ def test_the_mean_time_of_random_arrivals_is_that_of_processor_sharing() -> None
     for index in range(6000):
         at_s -= math.log(unit("arrival", index)) / 0.5
         jobs.append((at_s, 1.0))
-    done, _ = ends(lambda: FairShare(1.0), jobs)
+    done = ends(lambda: FairShare(1.0), jobs)
     mean = math.fsum(end - start for end, (start, _) in zip(done, jobs, strict=True)) / len(jobs)
     assert mean == pytest.approx(2.0, rel=0.08)
 
@@ -217,54 +214,6 @@ def test_a_batch_without_a_cache_is_set_up_in_what_all_its_images_take_together(
 # --- hosts ---------------------------------------------------------------------------------------------------------------
 
 
-def half_computed(traj: TrajId, attempt: int, call: Call, turn: int) -> float:
-    return 1.0 if call == "step" else 0.0
-
-
-COMPUTING = EnvModel(
-    latency_s=lambda traj, attempt, call, turn: 2.0 if call == "step" else 0.0, cpu_s=half_computed,
-    turns=lambda traj, attempt: 4,
-)  # fmt: skip
-
-
-def stepping(model: EnvModel, number: int, deadline_s: float = 1e6) -> tuple[list[float], list[bool]]:
-    """When each of `number` sessions on one host has made one step, and whether it failed."""
-
-    async def one(env: SimEnv, index: int) -> tuple[float, bool]:
-        _, session = await opened(env, index)
-        assert not isinstance(session, Failure)
-        seen = await session.step((Tokens(n_tokens=1),), deadline_s=deadline_s)
-        return asyncio.get_running_loop().time(), isinstance(seen, Failure)
-
-    async def main() -> tuple[list[float], list[bool]]:
-        env = SimEnv(model)
-        made = await asyncio.gather(*(one(env, index) for index in range(number)))
-        return [at_s for at_s, _ in made], [failed for _, failed in made]
-
-    return run(main())
-
-
-@pytest.mark.parametrize(("cores", "seconds"), [(0, 2.0), (6, 2.0), (3, 3.0), (1, 7.0), (0.5, 13.0)])
-def test_steps_on_a_busy_host_take_longer_by_what_its_cores_lack(cores: float, seconds: float) -> None:
-    """Six steps of one second aside and one second of computing each."""
-    at_s, failed = stepping(replace(COMPUTING, cores=cores), 6)
-    assert at_s == pytest.approx([seconds] * 6)
-    assert not any(failed)
-
-
-def test_a_step_that_a_busy_host_does_not_end_in_time_fails_at_its_deadline() -> None:
-    assert stepping(replace(COMPUTING, cores=1), 6, deadline_s=4.0) == ([4.0] * 6, [True] * 6)
-
-
-def test_a_step_that_fails_does_so_after_it_has_computed() -> None:
-    fails = replace(COMPUTING, cores=1, fault=lambda traj, attempt, call, turn: (
-        failure("env", "raised", "broken") if call == "step" else None
-    ))  # fmt: skip
-    at_s, failed = stepping(fails, 2)
-    assert at_s == pytest.approx([3.0, 3.0])
-    assert failed == [True, True]
-
-
 def test_a_full_host_lets_sessions_wait_in_line_until_one_is_closed() -> None:
     async def main() -> None:
         env = SimEnv(EnvModel(sessions_per_host=2), hosts=2)
@@ -311,7 +260,7 @@ def test_a_place_that_was_given_to_one_who_has_just_gone_serves_the_next() -> No
 def a_run(seed: int) -> SimRun:
     tasks = [a_task(max_turns=3)]
     env = random_env(
-        seed, mean_s=0.5, cores=1.0, sessions_per_host=6, cpu_s=random_latency(0.2, seed), pull=lambda traj, attempt: (
+        seed, mean_s=0.5, sessions_per_host=6, pull=lambda traj, attempt: (
             Pull(link=LINK, n_bytes=GB) if unit(seed, traj, attempt) < 0.5 else None
         ),
     )  # fmt: skip

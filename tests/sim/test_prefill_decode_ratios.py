@@ -92,7 +92,7 @@ async def episode(draws: Draws, units: list[Unit], traj: TrajId) -> None:
         wanted = min(draws.sampled_tokens(request), CONTEXT - context)
         if wanted < 1:
             break
-        taken = unit.prefixes.take((traj, 0), context)
+        taken = unit.prefixes.take((traj, 0), context, prompt=draws.observed_tokens(traj, 0, 0))
         over = loop.create_future()
         work = Work(read=taken.new + taken.rebuilt, context=context, wanted=wanted)
         unit.pace.start(request.id, work, lambda over=over: over.set_result(None))  # type: ignore[misc]

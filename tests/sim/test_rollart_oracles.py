@@ -1,4 +1,5 @@
-"""RollArt's thirteen oracles, one test each, and the closed form of what a barrier costs.
+"""RollArt's thirteen oracles, one test each, and the closed form of what a barrier costs. Those of engines are here on rates;
+`test_virtual_oracles.py` has them on the engines of a configuration.
 
 alpha, the age of an engine's version that the paper bounds, is read through the table of design 5: `early` with max_staleness n
 is alpha n, `paper` with n is alpha n - 1. Oracle 2 is design 4.7's bound of admission, which needs no cap per environment.
@@ -212,8 +213,12 @@ def run_of(virtual: Virtual, beside: Callable[[list[Row]], Awaitable[None]] | No
 
 
 def test_oracle_8_on_a_homogeneous_cluster_affinity_changes_nothing() -> None:
+    """Neither what is learned nor the recipe's table parts pools that are alike."""
     alike = "cluster.pools.h800.device=H20"
-    assert run_of(build(a_small_job(alike, "affinity"))) == run_of(build(a_small_job(alike, "no_affinity")))
+    off = run_of(build(a_small_job(alike, "no_affinity")))
+    assert a_small_job(alike).affinity.kind == "table"
+    assert run_of(build(a_small_job(alike))) == off
+    assert run_of(build(a_small_job(alike, "affinity"))) == off
 
 
 def test_oracle_9_redundancy_trains_exactly_as_many_and_reports_the_waste() -> None:

@@ -1,7 +1,8 @@
 """One scenario in two worlds: the virtual one, and the runtime's own proxies and actors with scripted environments.
 
 Control cannot tell one from the other, so what it decides must be the same, event for event, for each trajectory and each
-group; only times differ, and what is decided by them (which engine is less loaded).
+group; only times differ, and what is decided by them (which engine is less loaded). Where more is decided by what comes first
+(asynchronous schedules), the real world is made to answer in the order in which the virtual one did (`played.py`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
+from played import Score, behind
 from rollart.config.schema import RunConfig
 from rollart.control.run import run
 from rollart.control.weights import VersionBook
@@ -33,9 +36,11 @@ from rollart.runtime.trainer.facade import start_trainer
 from rollart.sim.engine import EngineModel
 from rollart.sim.envs import Call, EnvModel
 from rollart.sim.loop import run as run_virtually
-from rollart.sim.world import SimCluster, world
+from rollart.sim.world import SimCluster, TrainerModel, world
 
 BROKEN = failure("env", "raised", "a scripted failure")
+LIMIT_S = 30.0
+"""Of a run in real time, which takes a second or two."""
 KEPT = {
     "traj_started": ("attempt", "purpose"),
     "env_opened": ("attempt",),
@@ -97,20 +102,32 @@ def broken(seed: int, traj: TrajId, attempt: int) -> bool:
 
 
 class Runtime(LocalCluster):
-    """Actors in this process; environments as above."""
+    """Actors in this process; environments as above; answers in the order of a score, where there is one."""
 
     seed = 0
     failing: Env
+    score: Score | None = None
 
     async def start(self, lease: Lease) -> Port | Failure:
         port = await super().start(lease)
-        if not isinstance(port, RemoteEnv):
-            return port
-        self.failing = Failing(port, self.seed)
-        return self.failing
+        if isinstance(port, RemoteEnv):
+            port = self.failing = Failing(port, self.seed)
+        made: Port | Failure = port if self.score is None else behind(port, lease.role, self.score)
+        return made
 
 
-def a_scenario(seed: int, **schedule: Any) -> RunConfig:
+@dataclass(kw_only=True)
+class Virtual(SimCluster):
+    """Writes the order of its answers down."""
+
+    score: Score = field(default_factory=Score)
+
+    async def start(self, lease: Lease) -> Port | Failure:
+        made: Port | Failure = behind(await super().start(lease), lease.role, self.score)
+        return made
+
+
+def a_scenario(seed: int, *, backoff_s: float = 0.01, **schedule: Any) -> RunConfig:
     task = {
         "env": {"kind": "python", "entry": "test_same_decisions:Scripted"},
         "size": 40,
@@ -124,7 +141,7 @@ def a_scenario(seed: int, **schedule: Any) -> RunConfig:
             "model": {"kind": "scratch", "layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64},
             "tasks": {"a": task, "b": {**task, "ratio": 2}},
             "schedule": {"steps": 3, "batch": 12, "group_size": 2, "max_staleness": 0, **schedule},
-            "failure": {"on_failure": {"kind": "retry", "max_retries": 4, "backoff_s": 0.01}},
+            "failure": {"on_failure": {"kind": "retry", "max_retries": 4, "backoff_s": backoff_s}},
             "engine": {"kind": "native", "count": 2, "max_live": 32, "kv_tokens": 8192},
             "eval": {"episodes": 0},
             "warm_start": {"steps": 0},
@@ -132,15 +149,19 @@ def a_scenario(seed: int, **schedule: Any) -> RunConfig:
     )
 
 
-def on_the_runtime(config: RunConfig, tokenizer: Tokenizer, specs: tuple[TaskSpec, ...], sink: Sink) -> None:
+def on_the_runtime(
+    config: RunConfig, tokenizer: Tokenizer, specs: tuple[TaskSpec, ...], sink: Sink, score: Score | None = None
+) -> None:
     torch.set_num_threads(1)
     actors = InlineActors()
     cluster = Runtime(config, tokenizer.vocab_size, actors, lambda: start_trainer(config, tokenizer.vocab_size, actors))
-    cluster.seed = config.seed
-    asyncio.run(run(config, World(name="inline", cluster=cluster, store=VersionBook(), tasks=specs, sinks=(sink,))))
+    cluster.seed, cluster.score = config.seed, score
+    there = World(name="inline", cluster=cluster, store=VersionBook(), tasks=specs, sinks=(sink,))
+    asyncio.run(asyncio.wait_for(run(config, there), LIMIT_S))
 
 
-def on_virtual_time(config: RunConfig, specs: tuple[TaskSpec, ...], sink: Sink) -> None:
+def on_virtual_time(config: RunConfig, specs: tuple[TaskSpec, ...], sink: Sink) -> Score:
+    """The order in which it answered."""
     train = {spec.name: spec.train for spec in specs}
 
     def seed_of(traj: TrajId) -> int:
@@ -154,8 +175,11 @@ def on_virtual_time(config: RunConfig, specs: tuple[TaskSpec, ...], sink: Sink) 
         turns=lambda traj, attempt: turns_of(seed_of(traj)), reward=lambda traj, attempt: reward_of(seed_of(traj)),
         latency_s=lambda traj, attempt, call, turn: 0.01 * unit("latency", traj, attempt, call, turn), fault=fault,
     )  # fmt: skip
-    cluster = SimCluster(env=env, engine=EngineModel(token_s=0.02, prefetch_s=0.1, apply_s=0.05))
+    cluster = Virtual(
+        env=env, engine=EngineModel(token_s=0.02, prefetch_s=0.1, apply_s=0.05), trainer=TrainerModel(finish_s=0.07)
+    )
     run_virtually(run(config, world(specs, cluster, sinks=(sink,))))
+    return cluster.score
 
 
 def decisions(events: list[Mapping[str, Any]]) -> dict[str, list[tuple[str, dict[str, Any]]]]:
@@ -169,19 +193,48 @@ def decisions(events: list[Mapping[str, Any]]) -> dict[str, list[tuple[str, dict
     return found
 
 
-@pytest.mark.parametrize("schedule", [{}, {"barrier": "turn", "score": "batch"}])
-def test_control_decides_the_same_in_both_worlds(schedule: dict[str, Any]) -> None:
-    config = a_scenario(3, **schedule)
+def both(config: RunConfig, *, played: bool) -> tuple[dict[str, Any], dict[str, Any], list[Mapping[str, Any]]]:
+    """Decisions of the runtime and of the virtual world, and the events of the latter."""
     tokenizer = build_tokenizer(config.tokenizer)
     specs = task_specs(config, tokenizer)
     real: list[Mapping[str, Any]] = []
     virtual: list[Mapping[str, Any]] = []
-    on_the_runtime(config, tokenizer, specs, real.append)
-    on_virtual_time(config, specs, virtual.append)
-    ours, theirs = decisions(real), decisions(virtual)
+    score = on_virtual_time(config, specs, virtual.append)
+    on_the_runtime(config, tokenizer, specs, real.append, Score(score.order) if played else None)
+    return decisions(real), decisions(virtual), virtual
+
+
+def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     assert ours.keys() == theirs.keys()
     for about in ours:
         assert ours[about] == theirs[about], about
+
+
+@pytest.mark.parametrize("schedule", [{}, {"barrier": "turn", "score": "batch"}], ids=["each by itself", "barrier"])
+def test_control_decides_the_same_in_both_worlds(schedule: dict[str, Any]) -> None:
+    ours, theirs, _ = both(a_scenario(3, **schedule), played=False)
+    assert_same(ours, theirs)
     assert any(kind == "failure_decided" for rows in ours.values() for kind, _ in rows), "some attempts fail"
     turns = [row["turns"] for rows in ours.values() for kind, row in rows if kind == "traj_finished"]
     assert set(turns) >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"max_staleness": 0},
+        {"max_staleness": 1},
+        {"max_staleness": 2},
+        {"max_staleness": 1, "sync_order": "paper"},
+        {"max_staleness": 2, "sync_order": "paper"},
+    ],
+    ids=["early 0", "early 1", "early 2", "paper 1", "paper 2"],
+)
+def test_what_is_decided_by_what_comes_first_is_the_same_where_the_same_comes_first(
+    seed: int, schedule: dict[str, Any]
+) -> None:
+    ours, theirs, virtual = both(a_scenario(seed, backoff_s=0.0, **schedule), played=True)
+    assert_same(ours, theirs)
+    staleness = [event["data"]["staleness_max"] for event in virtual if event["kind"] == "batch_released"]
+    assert max(staleness) >= min(1, schedule["max_staleness"]), "rollout and training overlap"

@@ -44,11 +44,13 @@ def tokens_per_s(engine: EngineHardware, *, prompt: int, answer: int, clients: i
     return (high - low) * answer / (ends[high] - ends[low])
 
 
-@pytest.mark.parametrize(("pool", "tp"), [("train", 1), ("roll", 1), ("roll", 4)])
+@pytest.mark.parametrize(("pool", "degrees"), [
+    ("train", Degrees()), ("roll", Degrees()), ("roll", Degrees(tp=4)), ("roll", Degrees(pp=2)), ("roll", Degrees(tp=2, pp=4)),
+])  # fmt: skip
 @pytest.mark.parametrize(("prompt", "answer", "clients"), [(512, 256, 64), (2000, 100, 32), (100, 1000, 128)])
-def test_the_same_load_takes_the_same_time(pool: str, tp: int, prompt: int, answer: int, clients: int) -> None:
+def test_the_same_load_takes_the_same_time(pool: str, degrees: Degrees, prompt: int, answer: int, clients: int) -> None:
     config = a_virtual()
-    engine = Hardware(config).engine(pool, config.cluster.pools[pool], Degrees(tp=tp))
+    engine = Hardware(config).engine(pool, config.cluster.pools[pool], degrees)
     says = serve(engine.cost.server, Workload(prompt=prompt, answer=answer, concurrency=clients)).tokens_per_s
     assert tokens_per_s(engine, prompt=prompt, answer=answer, clients=clients) == pytest.approx(says, rel=0.1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import build_model, hf_config, named_weights
 
 bare_loop, sides = loaded("engine_bare_loop"), loaded("engine_sides")
-peers = loaded("engine_peers")
+peers, _figures = loaded("engine_peers"), loaded("peers_figures")
+bench = loaded("engine")
 MODEL = ScratchModel(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, max_positions=128)
 CONFIG = hf_config(MODEL, 48)
 SIZES = {"vocab": 48, "rows": 6, "group": 3, "prompt": 12, "turns": 3, "observation": 5, "new": 7}
@@ -53,6 +55,29 @@ def test_every_side_samples_the_workload() -> None:
         assert sides.generate(model, "dynamic", reuse=work.lockstep)(work) > 0.0
     assert sides.generate(model, "static", reuse=True)(equal) > 0.0
     assert sides.bare(CONFIG, named_weights(model))(equal) > 0.0
+
+
+def test_a_setting_counts_by_the_median_of_its_runs_and_the_best_one_is_measured_against() -> None:
+    work, order = sides.workload(**SIZES, ragged=False), list[str]()
+
+    def side(name: str, *seconds: float) -> Callable[[object], float]:
+        left = list(seconds)
+
+        def run(_: object) -> float:
+            order.append(name)
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+    # the first run of each is not counted; one lucky run makes no best setting
+    theirs = {"even": side("even", 9.0, 2.0, 2.0, 2.0), "odd": side("odd", 9.0, 0.1, 3.0, 3.0)}
+    case = bench.measured("tiny_x", work, side("ours", 9.0, 1.0), theirs, 3, "nothing")
+    assert order[:8] == ["even", "odd"] * 4
+    assert order[8:] == ["ours", "ours", "even", "even", "ours", "ours", "even"]
+    assert case["theirs"]["setting"] == "even"
+    assert case["theirs"]["sweep_tokens_per_s"] == {"even": work.n_tokens / 2, "odd": work.n_tokens / 3}
+    assert (case["ratio_median"], case["target"], case["met"], case["pairs"]) == (2.0, 1.5, True, 3)
+    assert not bench.measured("tiny_x", work, side("ours", 2.0), theirs, 1, "nothing")["met"]
 
 
 @pytest.mark.vllm

@@ -225,6 +225,27 @@ def test_both_sides_of_a_case_and_the_bound_stand_in_its_figures() -> None:
     assert found["theirs"]["threads"] == 2
 
 
+def test_a_case_whose_sides_did_not_sample_alike_is_not_met() -> None:
+    def one(ours: float) -> Any:
+        sides = {"ours": {"tokens_per_trajectory": ours}, "theirs": {"tokens_per_trajectory": 60.0}}
+        return vs_trl.judged(figures.case("single", [1.5], target=1.3, **sides))
+
+    assert [one(ours)["met"] for ours in (56.0, 57.5, 62.5, 64.0)] == [False, True, True, False]
+    assert "MISSED" in vs_trl.told(one(64.0))
+    assert "6.7%" in vs_trl.told(one(64.0))
+
+
+def test_rewards_are_told_by_their_difference_and_as_a_ratio_only_where_both_learned() -> None:
+    both = vs_trl.learned([0.6, 0.5, 0.4], [0.4, 0.4, 0.5], {"threads": 1}, wall_s=60.0)
+    assert (both["difference_median"], both["ratio_median"], both["met"]) == (0.1, 1.25, True)
+    assert "difference +0.100  1.250" in vs_trl.told(both)
+    nothing = vs_trl.learned([0.3, 0.02, 0.3], [0.0, 0.04, 0.4], {"threads": 1})
+    assert (nothing["difference_median"], nothing["met"]) == (-0.02, False)
+    assert "ratio_median" not in nothing
+    assert nothing["theirs"]["rewards"] == [0.0, 0.04, 0.4]
+    assert "MISSED" in vs_trl.told(nothing)
+
+
 def test_what_is_asked_for_by_default_fits_twenty_minutes() -> None:
     assert vs_trl.seconds_for(vs_trl.arguments([]))[1] <= 20 * 60 + 1
     assert async_vs_sync.seconds_for(async_vs_sync.arguments([]))[1] <= 20 * 60 + 1
@@ -239,19 +260,28 @@ def test_more_time_goes_into_the_measurements_and_too_little_is_told() -> None:
 
 def test_a_rollouts_ratio_is_the_gain_over_its_bound() -> None:
     drawn = [rollout.Draw(environments=64, batches=3, mean_s=0.2, cv=0.6, seed=seed) for seed in range(2)]
-    limits = [rollout.bound(one, "per_turn", 0.01) for one in drawn]
+    turns = {"per_turn": rollout.Rolled(1.0, 0.02, 0), "per_trajectory": rollout.Rolled(1.0, 0.01, 1)}
+    limits = [rollout.bound(one, "per_turn", turns) for one in drawn]
     found = [
         {
-            "per_turn": rollout.Rolled(limit * 4.0, 0.02, 0),
-            "per_trajectory": rollout.Rolled(4.0 / random.Random(index).uniform(0.95, 0.96), 0.01, 1),
+            "per_turn": turns["per_turn"]._replace(seconds=limit * 4.0),
+            "per_trajectory": turns["per_trajectory"]._replace(seconds=4.0 / random.Random(index).uniform(0.95, 0.96)),
         }
         for index, limit in enumerate(limits)
     ]
-    case = async_vs_sync.rollout_case("per_turn", 0.6, drawn, found, 0.01)
+    case = async_vs_sync.rollout_case("per_turn", 0.6, drawn, found)
     assert 0.95 <= case["ratio_min"] <= case["ratio_max"] <= 0.96
     assert case["met"]
     assert case["ours"]["groups_dropped"] == 2
     assert case["bound"] > 1.5
+
+
+def test_a_rollouts_bound_has_each_schedules_own_time_of_a_turn() -> None:
+    """Fewer environments generate at once without a barrier: that turns are shorter then can be gained as well."""
+    draw = rollout.Draw(environments=8, batches=2, mean_s=0.0, cv=0.0, seed=0)
+    for own_s, gain in ((0.02, 1.0), (0.01, 2.0)):
+        found = {"per_batch": rollout.Rolled(1.0, 0.02, 0), "per_trajectory": rollout.Rolled(1.0, own_s, 0)}
+        assert rollout.bound(draw, "per_batch", found) == pytest.approx(gain)
 
 
 def test_overhead_is_that_of_the_driver_and_ray() -> None:

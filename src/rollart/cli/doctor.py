@@ -72,11 +72,17 @@ def examine(resolved: Resolved | None, *, start_ray: bool) -> tuple[list[Finding
     machine = room.this_machine()
     findings = [_python(), *_packages(config), *doctor.machine_findings(machine), *doctor.device_findings()]
     findings.append(doctor.output_finding("runs" if config is None else config.output_dir))
+    if (compiler := doctor.compiler_finding(config)) is not None:
+        findings.append(compiler)
     parts: list[Part] = []
     if config is not None:
-        findings += doctor.room_findings(config, machine)
-        parts, whole = doctor.plan_findings(config, machine)
-        findings.append(whole)
+        needed = list(doctor.needs_findings(config))
+        findings += needed
+        # without the model its sizes are not known, nor what they ask for
+        if all(finding.will_do for finding in needed):
+            findings += doctor.room_findings(config, machine)
+            parts, whole = doctor.plan_findings(config, machine)
+            findings.append(whole)
     wants_ray = config is None or isinstance(config.world, LocalWorld)
     if start_ray and extras.installed("ray"):
         findings.append(doctor.ray_finding())

@@ -10,7 +10,8 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
-from rollart.config.schema import EnvConfig, RunConfig
+from rollart.config.problems import PACKAGE
+from rollart.config.schema import EnvConfig, HFTokenizer, PretrainedModel, RunConfig
 from rollart.core.errors import ConfigError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
@@ -35,7 +36,13 @@ OF_KIND: Mapping[str, str] = {
 def extras_of(config: RunConfig) -> tuple[str, ...]:
     """The extras that a run with this configuration needs."""
     envs = dict.fromkeys(extra for task in config.tasks.values() if (extra := extra_of(task.env)) is not None)
-    return ("local", *envs)
+    return ("local", *envs, *["pretrained"] * _converts(config))
+
+
+def _converts(config: RunConfig) -> bool:
+    """Whether a model comes out of a package, as a .gguf file that is to be read."""
+    named = (one.path for one in (config.model, config.tokenizer) if isinstance(one, PretrainedModel | HFTokenizer))
+    return any(path.startswith(PACKAGE) for path in named)
 
 
 def extra_of(env: EnvConfig) -> str | None:

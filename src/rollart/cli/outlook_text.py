@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollart.cli.tables import amount, duration, table
-from rollart.observe.outlook import TRAINER_POOL, Outlook
+from rollart.observe.outlook import Outlook
 from rollart.observe.step_tally import TRAINER, TRAJECTORY
 
 NONE = "-"
@@ -128,7 +128,7 @@ class Figure:
 def figures(found: Iterable[Outlook]) -> list[Figure]:
     """What can be compared between these runs."""
     every = list(found)
-    pools = sorted({pool for one in every for pool in (*one.pools, one.trains)} - {TRAINER_POOL})
+    pools = sorted({pool for one in every for pool in one.pools})
     reasons = sorted({reason for one in every for reason in one.waste})
     return [
         Figure(name="step time, median", of=lambda one: one.step_s.median, show=duration),
@@ -154,10 +154,10 @@ def _share(whole: str, part: str, of: Callable[[Outlook], Mapping[str, float]]) 
 
 
 def _used(pool: str) -> Figure:
+    """Of the pool's engines; how much of its time a trainer trains is a line of its own, `trainer: training`."""
+
     def of(one: Outlook) -> float | None:
-        if pool in one.pools:
-            return one.pools[pool].utilisation
-        return one.trainer["training"] if pool == one.trains else None
+        return one.pools[pool].utilisation if pool in one.pools else None
 
     return Figure(name=f"utilisation of {pool}", of=of, show=percent)
 

@@ -26,7 +26,8 @@ class PoolConfig(Node):
     devices_per_node: int = Field(default=8, ge=1)
     roles: tuple[PoolRole, ...] = Field(default=("mixed",), min_length=1)
     """train: the trainer; mixed: engines; prefill, decode: the two halves of engines that are split; score: reward models.
-    train and mixed together: both on the same devices, in turn."""
+    train and mixed together: both on the same devices, in turn (schedule.max_staleness=0 unless other pools sample as well);
+    no other two go together."""
     tp: int = Field(default=0, ge=0)
     """Tensor-parallel ranks of one engine; 0: the fewest that the model fits on."""
     pp: int = Field(default=1, ge=1)
@@ -109,12 +110,12 @@ class TableAffinity(Node):
 
 
 class AutoAffinity(Node):
-    """The pool where a task gains most of measured time, at equal cost, compared with the other tasks; corrected while the run
-    goes on."""
+    """Where a turn costs least of the time of all who wait, by the cost models for what turns of its task were seen to read and
+    sample, corrected by measured time while the run goes on. Pools are compared at their present load, hence at equal cost."""
 
     kind: Literal["auto"]
     explore: float = Field(default=0.05, gt=0, lt=1)
-    """Share of new trajectories that are sent elsewhere, to measure there too."""
+    """Share of new trajectories that are sent to any pool, to measure there too."""
     half_life: int = Field(default=200, ge=1)
     """Turns after which a measurement counts half."""
 
@@ -122,10 +123,43 @@ class AutoAffinity(Node):
 AffinityConfig = Annotated[NoAffinity | TableAffinity | AutoAffinity, Field(discriminator="kind")]
 
 
+def pools_in_use(cluster: ClusterConfig, *, colocated: bool) -> Mapping[str, PoolConfig]:
+    """The pools as the schedule uses them: colocated, those with the trainer's kind of device sample and train."""
+    home = next((pool for pool in cluster.pools.values() if "train" in pool.roles), None)
+    if not colocated or home is None:
+        return cluster.pools
+    return {
+        name: pool.model_copy(update={"roles": tuple(dict.fromkeys((*pool.roles, "train", "mixed")))})
+        if pool.device == home.device and "score" not in pool.roles
+        else pool
+        for name, pool in cluster.pools.items()
+    }
+
+
+def taking_turns(pools: Mapping[str, PoolConfig]) -> frozenset[str]:
+    """Pools on whose devices engines and trainer take turns."""
+    return frozenset(name for name, pool in pools.items() if {"train", "mixed"} <= set(pool.roles))
+
+
+def sampling(pools: Mapping[str, PoolConfig]) -> tuple[str, ...]:
+    """Pools with engines."""
+    return tuple(name for name, pool in pools.items() if set(pool.roles) & set(SAMPLING_ROLES))
+
+
 def cluster_problems(
-    cluster: ClusterConfig, affinity: Node, tasks: Mapping[str, object], *, colocated: bool
-) -> list[str]:
-    """What cannot hold among pools and affinity, a line each. `colocated`: the trainer's pool samples as well."""
+    cluster: ClusterConfig, affinity: Node, tasks: Mapping[str, object], *, colocated: bool, max_staleness: int,
+    eval_every: int,
+) -> list[str]:  # fmt: skip
+    """What cannot hold among pools, schedule and affinity, a line each. `colocated`: the trainer's pool samples as well."""
+    return [
+        *_role_problems(cluster, colocated=colocated),
+        *_turn_problems(cluster, colocated=colocated, max_staleness=max_staleness, eval_every=eval_every),
+        *_affinity_problems(cluster, affinity, tasks),
+    ]
+
+
+def _role_problems(cluster: ClusterConfig, *, colocated: bool) -> list[str]:
+    """Roles that nobody has, that several pools have, and that would use devices twice."""
     problems: list[str] = []
     roles = {role for pool in cluster.pools.values() for role in pool.roles}
     names = ", ".join(cluster.pools) or "none"
@@ -138,13 +172,53 @@ def cluster_problems(
     if ("prefill" in roles) != ("decode" in roles):
         has, lacks = ("prefill", "decode") if "prefill" in roles else ("decode", "prefill")
         problems.append(f"cluster.pools ({names}) has role {has} and none with role {lacks}; add it, or use role mixed")
-    trains = [name for name, pool in cluster.pools.items() if "train" in pool.roles]
-    if len(trains) > 1:
+    for role in ("train", "prefill", "decode"):
+        first, *others = [name for name, pool in cluster.pools.items() if role in pool.roles] or [""]
+        if others:
+            problems.append(
+                f"cluster.pools.{first} and {', '.join(others)} both have role {role}; give it to one of them"
+            )
+    problems += [
+        f"cluster.pools.{name}.roles=[{', '.join(pool.roles)}] uses its devices twice: train and mixed alone take turns; give "
+        "each of these roles a pool of its own"
+        for name, pool in cluster.pools.items()
+        if len(set(pool.roles)) > 1 and set(pool.roles) != {"train", "mixed"}
+    ]
+    home = next((pool for pool in cluster.pools.values() if "train" in pool.roles), None)
+    problems += [
+        f"schedule.colocated=true with cluster.pools.{name}.roles=[{', '.join(pool.roles)}]: its devices are of the trainer's "
+        f"kind ({pool.device}) and would sample and train in turn; use role mixed, another device, or schedule.colocated=false"
+        for name, pool in cluster.pools.items()
+        if colocated and home is not None and pool.device == home.device and {"prefill", "decode"} & set(pool.roles)
+    ]
+    return problems
+
+
+def _turn_problems(cluster: ClusterConfig, *, colocated: bool, max_staleness: int, eval_every: int) -> list[str]:
+    """What needs devices that sample while others train, and has none."""
+    pools = pools_in_use(cluster, colocated=colocated)
+    turns = taking_turns(pools)
+    in_turn = bool(turns) and turns >= set(sampling(pools))
+    problems: list[str] = []
+    if in_turn and not colocated and max_staleness:
         problems.append(
-            f"cluster.pools.{trains[0]} and {', '.join(trains[1:])} both have role train; give it to one of them"
+            f"schedule.max_staleness={max_staleness}: cluster.pools.{', '.join(sorted(turns))} has roles train and mixed, and "
+            "devices that take turns can never overlap rollout and training; use schedule.max_staleness=0, or a pool of its "
+            "own with role mixed"
         )
+    if eval_every and cluster.pools and (colocated or in_turn):
+        where = "schedule.colocated=true" if colocated else f"cluster.pools.{', '.join(sorted(turns))} for both roles"
+        problems.append(
+            f"eval.every={eval_every} with {where}: an evaluation beside training has no devices; use eval.every=0"
+        )
+    return problems
+
+
+def _affinity_problems(cluster: ClusterConfig, affinity: Node, tasks: Mapping[str, object]) -> list[str]:
+    """Tasks and pools of a table that are not there."""
+    problems: list[str] = []
     if isinstance(affinity, TableAffinity):
-        serving = [name for name, pool in cluster.pools.items() if set(pool.roles) & set(SAMPLING_ROLES)]
+        serving = sampling(cluster.pools)
         for task, preference in affinity.tasks.items():
             if task != "default" and task not in tasks:
                 problems.append(f"affinity.tasks.{task}: there is no such task; tasks: {', '.join(tasks)}, or default")

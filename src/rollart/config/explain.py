@@ -7,13 +7,24 @@ an upper bound here and says so. Why: the products of several settings are what 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollart.config.load import Resolved
-from rollart.config.schema import CharsTokenizer, Retry, RunConfig, Schedule, ScratchModel
+from rollart.config.placement import Placement, placements
+from rollart.config.schema import (
+    CharsTokenizer,
+    ModelledEngine,
+    Retry,
+    RunConfig,
+    Schedule,
+    ScratchModel,
+    ShapeModel,
+)
 from rollart.config.text import scalar_text
+from rollart.perf.engines import engine_facts
 
 FP32_BYTES = 4
 """Bytes per parameter: weights are trained and published in fp32."""
@@ -92,7 +103,11 @@ def parameters_of(model: ScratchModel, vocabulary: int) -> int:
 def task_sizes(config: RunConfig) -> dict[str, TaskSizes]:
     """What each task comes to in a batch."""
     schedule, shares = config.schedule, mix_of(config)
-    context = config.model.max_positions if isinstance(config.model, ScratchModel) else None
+    context = None
+    if isinstance(config.model, ScratchModel):
+        context = config.model.max_positions
+    elif isinstance(config.model, ShapeModel):
+        context = config.model.max_context
     return {
         name: TaskSizes(
             share=shares[name],
@@ -145,6 +160,24 @@ def schedule_in_words(schedule: Schedule) -> str:
         what = "a one-off pipeline" if alpha == 0 else f"engines' age at most {alpha}"
         return f"RollArt's order, alpha {alpha}: {what}"
     return f"weights applied as soon as engines hold them; RollArt's alpha {schedule.max_staleness}"
+
+
+def rules_in_words(schedule: Schedule) -> list[tuple[str, str, str]]:
+    """What else a schedule asks for that is not what an asynchronous run does by itself."""
+    rows: list[tuple[str, str, str]] = []
+    if schedule.enforce == "admission":
+        rows.append(
+            ("enforce", "admission", "staleness is looked at when a trajectory starts only, so its bound does not hold")
+        )
+    if schedule.barrier == "turn":
+        rows.append(
+            ("barrier", "turn", "the trajectories of a batch take each turn together; the slowest is waited for")
+        )
+    if schedule.score == "batch":
+        rows.append(("score", "batch", "rewards are asked for when the last trajectory of a batch has ended"))
+    if schedule.colocated:
+        rows.append(("colocated", "true", "rollout and training take turns on the same devices and never overlap"))
+    return rows
 
 
 def explain(resolved: Resolved) -> str:
@@ -203,9 +236,42 @@ def _exactness(config: RunConfig) -> str:
     return "always"
 
 
+def _workers(config: RunConfig, found: Sizes) -> list[tuple[str, str, str]]:
+    """The trainer and the engines: those of this machine, or those that are placed on the pools of a cluster."""
+    engine, ranks = config.engine, config.trainer.ranks
+    if not config.cluster.pools:
+        return [
+            (
+                "ranks",
+                f"{ranks}",
+                f"{found.trajectories_per_rank_step} trajectories per rank and optimizer step, at most",
+            ),
+            ("tokens per rank at once", f"{config.trainer.micro_batch_tokens}", "padded, in one micro-batch"),
+            ("engines", f"{engine.count}", f"{live_of(config)} requests at once each"),
+        ]
+    trainer, *engines = placements(config)
+    rows = [("trainer", f"{trainer.devices}", f"devices {_of_pool(config, trainer)}")]
+    for place, count in Counter(engines).items():
+        degrees = " x ".join(f"{name} {n}" for name, n in place.degrees._asdict().items() if n > 1) or "tp 1"
+        each = f"{place.role}, of {place.devices} devices ({degrees}), {live_of(config)} requests at once each"
+        rows.append(("engines", f"{count}", f"{_of_pool(config, place)}: {each}"))
+    return rows
+
+
+def _of_pool(config: RunConfig, place: Placement) -> str:
+    return f"of pool {place.pool} ({config.cluster.pools[place.pool].device})"
+
+
+def live_of(config: RunConfig) -> int:
+    """Requests that one engine takes at once."""
+    engine = config.engine
+    if isinstance(engine, ModelledEngine):
+        return engine.max_live or engine_facts(engine.name, engine.version).max_sequences
+    return engine.max_live
+
+
 def _per_batch(config: RunConfig, found: Sizes) -> list[tuple[str, str, str]]:
     schedule = config.schedule
-    ranks = config.trainer.ranks
     rows = [
         ("batches", f"{found.batches}", "each trained, then published as one version"),
         ("prompts per batch", f"{found.prompts_per_batch}", "task instances, one group each"),
@@ -229,17 +295,16 @@ def _per_batch(config: RunConfig, found: Sizes) -> list[tuple[str, str, str]]:
         ),
         ("prompts in all", f"{found.batches * found.prompts_per_batch}", ""),
         ("trajectories in all", f"{found.batches * found.trajectories_per_batch}", ""),
-        ("ranks", f"{ranks}", f"{found.trajectories_per_rank_step} trajectories per rank and optimizer step, at most"),
-        ("tokens per rank at once", f"{config.trainer.micro_batch_tokens}", "padded, in one micro-batch"),
     ]
     if found.parameters is not None:
-        share = math.ceil(found.parameters / ranks)
+        share = math.ceil(found.parameters / config.trainer.ranks)
         rows.append(("parameters", f"{found.parameters}", f"{share} per rank; published in {found.buckets} bucket(s)"))
     rows += [
         ("staleness", f"at most {schedule.max_staleness}", schedule_in_words(schedule)),
+        *rules_in_words(schedule),
         ("window of groups", f"{found.groups_window}", "open, buffered or in training at once"),
         ("trajectories at once", f"{found.trajectories_window}", "at most, redundant ones included"),
-        ("engines", f"{config.engine.count}", f"{config.engine.max_live} requests at once each"),
+        *_workers(config, found),
         ("env hosts", f"{config.envs.hosts}", f"{config.envs.sessions_per_host} sessions each"),
     ]
     return rows
@@ -249,11 +314,12 @@ def advisories(config: RunConfig) -> list[str]:
     """Settings that are allowed and may surprise, a line each."""
     found = sizes(config)
     lines: list[str] = []
-    live = config.engine.count * config.engine.max_live
+    engines = len(placements(config)) - 1
+    live = engines * live_of(config)
     if found.trajectories_window > live:
+        what = "the engines of cluster.pools take" if config.cluster.pools else "engine.count x engine.max_live is"
         lines.append(
-            f"{found.trajectories_window} trajectories may want a turn at once, but engine.count x engine.max_live is "
-            f"{live}; the rest queues"
+            f"{found.trajectories_window} trajectories may want a turn at once, but {what} {live}; the rest queues"
         )
     for name, task in config.tasks.items():
         if found.mix[name] * found.prompts_per_batch * config.schedule.mix_window < 1:

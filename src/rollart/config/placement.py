@@ -11,13 +11,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rollart.config.cluster import ClusterConfig, DeviceConfig, PoolConfig, PoolRole
+from rollart.config.cluster import (
+    ClusterConfig,
+    DeviceConfig,
+    PoolConfig,
+    PoolRole,
+    pools_in_use,
+    sampling,
+    taking_turns,
+)
 from rollart.config.schema import RunConfig
+from rollart.config.served import server_of, smallest_tp
 from rollart.config.virtual import ModelledEngine, ShapeModel
 from rollart.core.errors import ConfigError
 from rollart.core.resources import DEFAULT_DEGREES, Degrees
 from rollart.core.types import Role
-from rollart.perf.calibrated import engine_cost
 from rollart.perf.configs import shape_from
 from rollart.perf.devices import GIB, Device, device
 from rollart.perf.shapes import ModelShape
@@ -39,21 +47,17 @@ class Placement:
 
 def layout(config: RunConfig) -> Mapping[str, PoolConfig]:
     """The pools as the schedule uses them."""
-    pools = config.cluster.pools
-    if not config.schedule.colocated:
-        return pools
-    home = next((pool for pool in pools.values() if "train" in pool.roles), None)
-    return {
-        name: pool.model_copy(update={"roles": tuple(dict.fromkeys((*pool.roles, "train", "mixed")))})
-        if home is not None and pool.device == home.device and "score" not in pool.roles
-        else pool
-        for name, pool in pools.items()
-    }
+    return pools_in_use(config.cluster, colocated=config.schedule.colocated)
 
 
 def colocated_pools(config: RunConfig) -> frozenset[str]:
     """Pools on whose devices engines and trainer take turns."""
-    return frozenset(name for name, pool in layout(config).items() if {"train", "mixed"} <= set(pool.roles))
+    return taking_turns(layout(config))
+
+
+def in_turn(config: RunConfig) -> bool:
+    """Whether nothing samples while the trainer computes: all engines are on its devices."""
+    return bool(colocated_pools(config)) and colocated_pools(config) >= set(sampling(layout(config)))
 
 
 def placements(config: RunConfig) -> tuple[Placement, ...]:
@@ -67,9 +71,8 @@ def placements(config: RunConfig) -> tuple[Placement, ...]:
     for name, pool in pools.items():
         if "mixed" in pool.roles:
             degrees = engine_degrees(config, name, pool)
-            found += [Placement(role="mixed", pool=name, degrees=degrees, devices=_ranks(degrees))] * (
-                pool.devices // _ranks(degrees)
-            )
+            place = Placement(role="mixed", pool=name, degrees=degrees, devices=_ranks(degrees))
+            found += [place] * _workers(pool, degrees)
     return (*found, *_split_engines(config))
 
 
@@ -92,7 +95,7 @@ def halves(config: RunConfig) -> tuple[Half, Half, int] | None:
         for role in SPLIT_ROLES:
             if role in pool.roles:
                 degrees = engine_degrees(config, name, pool)
-                found[role] = Half(pool=name, workers=pool.devices // _ranks(degrees), degrees=degrees)
+                found[role] = Half(pool=name, workers=_workers(pool, degrees), degrees=degrees)
     if len(found) < len(SPLIT_ROLES):
         return None
     prefill, decode = (found[role] for role in SPLIT_ROLES)
@@ -114,48 +117,56 @@ def _ranks(degrees: Degrees) -> int:
     return degrees.tp * degrees.pp * (degrees.dp if degrees.ep > 1 else 1)
 
 
+def _workers(pool: PoolConfig, degrees: Degrees) -> int:
+    """How many engines, or halves of engines, stand in a pool: none straddles nodes that has room on one of them."""
+    ranks = _ranks(degrees)
+    if ranks <= pool.devices_per_node:
+        return pool.nodes * (pool.devices_per_node // ranks)
+    return pool.nodes // math.ceil(ranks / pool.devices_per_node)
+
+
+def idle_devices(config: RunConfig) -> Mapping[str, int]:
+    """Pools that sample -> devices on which no engine stands, where there are any."""
+    idle: dict[str, int] = {}
+    for name in sampling(layout(config)):
+        pool = layout(config)[name]
+        degrees = engine_degrees(config, name, pool)
+        idle[name] = pool.devices - _workers(pool, degrees) * _ranks(degrees)
+    return {name: n for name, n in idle.items() if n}
+
+
 def engine_degrees(config: RunConfig, name: str, pool: PoolConfig) -> Degrees:
     """Degrees of one engine of a pool: as given, or the fewest tensor-parallel ranks on which the model has room.
 
     Raises ConfigError when it has none, or when an engine is larger than the pool.
     """
     where = f"cluster.pools.{name}"
+    model = config.model
+    engine = config.engine if isinstance(config.engine, ModelledEngine) else ModelledEngine(kind="modelled")
     if pool.tp:
-        degrees = Degrees(tp=pool.tp, pp=pool.pp, ep=pool.ep, dp=max(1, pool.ep // pool.tp))
+        degrees = _with_tp(pool, pool.tp)
         _fits_pool(where, degrees, pool)
-        if isinstance(config.model, ShapeModel):
-            cost = engine_cost(
-                device_of(config.cluster, pool.device), shape_of(config.model), degrees, precision=_dtype(config)
-            )
-            cost.kv_capacity_tokens()
+        if isinstance(model, ShapeModel):
+            server = server_of(engine, device_of(config.cluster, pool.device), shape_of(model), degrees)
+            server.cost.kv_capacity_tokens()
         return degrees
-    if not isinstance(config.model, ShapeModel):
+    if not isinstance(model, ShapeModel):
         return DEFAULT_DEGREES
-    last: ConfigError | None = None
-    tp = 1
-    while tp <= pool.devices_per_node:
-        degrees = Degrees(tp=tp, pp=pool.pp, ep=pool.ep, dp=max(1, pool.ep // tp))
-        try:
-            cost = engine_cost(
-                device_of(config.cluster, pool.device), shape_of(config.model), degrees, precision=_dtype(config)
-            )
-            if cost.kv_capacity_tokens() >= max(LEAST_KV_TOKENS, WITH_SPARE * config.model.max_context):
-                _fits_pool(where, degrees, pool)
-                return degrees
-            last = ConfigError(f"only {cost.kv_capacity_tokens():.0f} tokens of cache would be left")
-        except ConfigError as error:
-            last = error
-        tp *= 2
-    raise ConfigError(
-        f"{where}: the model has no room on {pool.devices_per_node} devices of a node: {last}; raise {where}.pp, or use "
-        "a device with more memory"
-    )
+    at, shape, one = device_of(config.cluster, pool.device), shape_of(model), _with_tp(pool, 1)
+    tp = smallest_tp(engine, at, shape, one, max_context=model.max_context, most=pool.devices_per_node)
+    if tp is None:
+        server_of(engine, at, shape, one)  # says why, where the other degrees cannot be
+        raise ConfigError(
+            f"{where}: the model with a trajectory of model.max_context={model.max_context} tokens has no room on "
+            f"{pool.devices_per_node} devices of a node; raise {where}.pp, or use a device with more memory"
+        )
+    degrees = _with_tp(pool, tp)
+    _fits_pool(where, degrees, pool)
+    return degrees
 
 
-LEAST_KV_TOKENS = 32768
-"""Cache below which an engine holds hardly one long trajectory."""
-WITH_SPARE = 1.05
-"""Times the longest trajectory: blocks of cache are not always full."""
+def _with_tp(pool: PoolConfig, tp: int) -> Degrees:
+    return Degrees(tp=tp, pp=pool.pp, ep=pool.ep, dp=max(1, pool.ep // tp))
 
 
 def _fits_pool(where: str, degrees: Degrees, pool: PoolConfig) -> None:
@@ -170,10 +181,6 @@ def _fits_pool(where: str, degrees: Degrees, pool: PoolConfig) -> None:
             f"{where}.tp={degrees.tp} is more than {where}.devices_per_node={pool.devices_per_node}; use {where}.tp="
             f"{pool.devices_per_node} and {where}.pp for the rest"
         )
-
-
-def _dtype(config: RunConfig) -> str:
-    return config.engine.dtype if isinstance(config.engine, ModelledEngine) else "bf16"
 
 
 def shape_of(model: ShapeModel) -> ModelShape:

@@ -221,11 +221,14 @@ class RunConfig(Node):
             "trainer.ranks=1, or world.kind=local"
             if isinstance(self.world, InlineWorld) and self.trainer.ranks > 1
             else None,
-            *cluster_problems(self.cluster, self.affinity, self.tasks, colocated=schedule.colocated),
-            f"eval.every={self.eval.every} with schedule.colocated=true: an evaluation beside training has no devices; use "
-            "eval.every=0"
-            if self.eval.every and self.schedule.colocated and self.cluster.pools
-            else None,
+            *cluster_problems(
+                self.cluster,
+                self.affinity,
+                self.tasks,
+                colocated=schedule.colocated,
+                max_staleness=schedule.max_staleness,
+                eval_every=self.eval.every,
+            ),
             *vllm_problems(self.engine, self.model, self.sampling),
             *self._too_small(),
         )

@@ -5,11 +5,13 @@ Nothing here can be trained: `rollart train` refuses it and `rollart simulate` t
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rollart.config.node import Node
+from rollart.config.node import Node, refuse
+from rollart.perf.engines import ENGINES, engine_family
 
 
 class VirtualWorld(Node):
@@ -52,6 +54,16 @@ class ModelledEngine(Node):
     """Giving a device's memory to the trainer, where both share it."""
     wake_s: float = Field(default=3.0, ge=0)
     """Taking it back, weights not included."""
+
+    @model_validator(mode="after")
+    def _known(self) -> ModelledEngine:
+        near = difflib.get_close_matches(self.name, ENGINES, n=1, cutoff=0.0)[0]
+        refuse(
+            None
+            if engine_family(self.name) in ENGINES
+            else f"name={self.name}: no facts are known of this engine; use {near}"
+        )
+        return self
 
 
 class TrainPlan(Node):

@@ -27,6 +27,8 @@ class Colocation:
         self._fleet = fleet
         self._pools = pools
         self._limit_s = limit_s
+        self._trains = False
+        """The shared devices are the trainer's, or about to be."""
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
@@ -34,24 +36,39 @@ class Colocation:
         if not self._pools:
             yield
             return
+        self._trains = True
         await self._switch("train")
         yield  # a step that fails is done again, on devices that are still the trainer's
+        self._trains = False
         await self._switch("rollout")
+
+    async def admit(self, engine: Engine) -> None:
+        """A new engine, before anyone asks anything of it: it gives its devices up as long as they are the trainer's.
+
+        Raises RunFailed as `training` does.
+        """
+        asleep = False
+        while engine.info.pool in self._pools and asleep != self._trains:
+            asleep = not asleep
+            await self._hand_over([engine], "train" if asleep else "rollout")
 
     async def _switch(self, to: str) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         sharing = [engine for engine in self._fleet.engines.values() if engine.info.pool in self._pools]
-        calls = (engine.sleep() if to == "train" else engine.wake() for engine in sharing)
+        await self._hand_over(sharing, to)
+        self._record("devices_switched", to=to, engines=len(sharing), seconds=round(loop.time() - started, 6))
+
+    async def _hand_over(self, engines: list[Engine], to: str) -> None:
+        calls = (engine.sleep() if to == "train" else engine.wake() for engine in engines)
         try:
             await self._waits.on(
                 _all(calls), what=f"engines to hand devices over to {'training' if to == 'train' else 'rollout'}",
-                deadline_s=started + self._limit_s,
+                deadline_s=asyncio.get_running_loop().time() + self._limit_s,
             )  # fmt: skip
         except WaitExpired as expired:
-            why = failure("engine", "timeout", f"{expired}: {', '.join(_names(sharing))}")
+            why = failure("engine", "timeout", f"{expired}: {', '.join(_names(engines))}")
             raise RunFailed("engines and trainer share devices, and these did not change hands", why) from expired
-        self._record("devices_switched", to=to, engines=len(sharing), seconds=round(loop.time() - started, 6))
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

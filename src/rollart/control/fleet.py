@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from rollart.core.types import (
     Version,
 )
 from rollart.ports import Engine
-from rollart.sched.affinity import OFF, Affinity
+from rollart.sched.affinity import OFF, Affinity, Ahead, Seen
 from rollart.sched.routing import Choice, Router
 
 Key = tuple[TrajId, int]
@@ -79,12 +79,20 @@ class Fleet:
         self._parts: dict[Key, tuple[Tokens, ...]] = {}
         """Pieces of turns that were cut short and go on, which their attempts do not have yet."""
         self._affinity = affinity
+        self._told: set[str] = set()
+        """Why engines are slower than they need be, once each."""
+        self._cached: dict[Key, tuple[int, Version]] = {}
+        """Tokens of a trajectory that its home held after its last turn, and of which version; kept where affinity learns."""
 
     # --- engines -----------------------------------------------------------------------------------------------
 
     def add(self, engine: Engine) -> None:
         """An engine has started; it takes turns once it serves a version (`applied`)."""
         self.engines[engine.info.id] = engine
+        slower = engine.info.slower
+        if slower and slower not in self._told:
+            self._told.add(slower)
+            self._record("advisory", code="engine_slower", text=slower)
 
     def applied(self, engine: str, version: Version) -> None:
         """An engine serves `version` from now on."""
@@ -202,14 +210,17 @@ class Fleet:
         while True:
             home = self._homes.get(key)
             least = max(request.min_version, self.min_version) if _trained(request) else 0
-            served = self.router.version(home) if home is not None and request.pin is None else None
-            choice = self.router.choose(
-                home=home,
-                pools=self._preferred(key, request.domain),
-                min_version=least,
-                pin=request.pin,
-                draw=0 if served is not None and served >= least else seed_of(self._seed, "route", *request.id),
-            )
+            if self._affinity.learns:
+                choice = self._weigh(key, home, least, request)
+            else:
+                served = self.router.version(home) if home is not None and request.pin is None else None
+                choice = self.router.choose(
+                    home=home,
+                    pools=self._affinity.order(request.domain),
+                    min_version=least,
+                    pin=request.pin,
+                    draw=0 if served is not None and served >= least else seed_of(self._seed, "route", *request.id),
+                )
             if choice is not None:
                 return choice
             if request.pin is not None and len(self.router) and self.router.oldest > request.pin:
@@ -223,12 +234,20 @@ class Fleet:
             if key in self._aborting:
                 return failure("engine", "refused", "aborted while it waited for an engine")
 
-    def _preferred(self, key: Key, domain: str) -> Sequence[str]:
-        affinity = self._affinity
-        if not affinity.draws:
-            return affinity.order(domain, 0.0)
-        # a preference that is measured moves on, and whoever has a place stays there
-        return () if key in self._homes else affinity.order(domain, unit(self._seed, "affinity", *key))
+    def _weigh(self, key: Key, home: str | None, least: Version, request: TurnRequest) -> Choice | None:
+        """Where a turn costs least; a prefix that is held somewhere counts there, unless new weights have made it void."""
+        held, version = self._cached.get(key, (0, -1))
+        served = None if home is None else self.router.version(home)
+        ahead = Ahead(
+            domain=request.domain, context=request.context.n_tokens,
+            cached=-1 if served is None else held if served == version else 0,
+            draw=unit(self._seed, "affinity", *key) if served is None else 1.0,
+        )  # fmt: skip
+        cost_s = self._affinity.cost_s
+        return self.router.weigh(
+            home=home, min_version=least, pin=request.pin, draw=seed_of(self._seed, "route", *request.id),
+            cost_s=lambda place, live, at_home: cost_s(ahead, place, live, home=at_home),
+        )  # fmt: skip
 
     async def _ask(self, choice: Choice, key: Key, ask: TurnRequest) -> Generation:
         loop = asyncio.get_running_loop()
@@ -239,7 +258,7 @@ class Fleet:
             sticky=choice.sticky, **({"fallback": True} if choice.fallback else {}),
         )  # fmt: skip
         self.router.started(name)
-        self._homes[key] = name
+        self._move(key, name)
         self._live[key] = (name, ask.id)
         try:
             # the deadline aborts by value first, so that the tokens so far come back and the ledger closes
@@ -268,10 +287,31 @@ class Fleet:
             prefilled=answer.prefilled_tokens, rebuilt=answer.rebuilt_tokens,
             **({} if answer.failure is None else {"failure": describe(answer.failure)}),
         )  # fmt: skip
-        if self._affinity.draws and answer.failure is None:
-            spent = loop.time() - started
-            self._affinity.measured(ask.domain, engine.info.pool, seconds=spent, tokens=answer.tokens.n_tokens)
+        if self._affinity.learns:
+            self._learn(key, choice, ask, answer, loop.time() - started)
         return answer
+
+    def _move(self, key: Key, name: str) -> None:
+        """An attempt's home is the engine that it was last on; where it may move by choice, the one before forgets it."""
+        before = self._homes.get(key)
+        self._homes[key] = name
+        if self._affinity.learns and before != name and before in self.engines:
+            self.engines[before].forget(*key)
+
+    def _learn(self, key: Key, choice: Choice, ask: TurnRequest, answer: Generation, seconds: float) -> None:
+        engine, served = self.engines.get(choice.engine), self.router.version(choice.engine)
+        if engine is None or served is None:
+            return
+        self._cached[key] = (ask.context.n_tokens + answer.tokens.n_tokens, served)
+        spans = answer.tokens.spans
+        self._affinity.measured(
+            Seen(
+                domain=ask.domain, pool=engine.info.pool, seconds=seconds, sampled=answer.tokens.n_tokens,
+                read=answer.prefilled_tokens + answer.rebuilt_tokens, context=ask.context.n_tokens,
+                live=(choice.load + self.router.load(choice.engine)) / 2,
+                steady=answer.failure is None and len(spans) == 1 and spans[0].version == served,
+            )
+        )  # fmt: skip
 
     # --- abort -------------------------------------------------------------------------------------------------
 
@@ -290,6 +330,7 @@ class Fleet:
     def forget(self, key: Key) -> None:
         """An attempt is over."""
         home = self._homes.pop(key, None)
+        self._cached.pop(key, None)
         if home in self.engines:
             self.engines[home].forget(*key)
         self._aborting.discard(key)

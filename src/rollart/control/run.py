@@ -342,6 +342,7 @@ class _Run:
     async def _another_engine(self, info: EngineInfo, why: Failure) -> None:
         worker = await self.elastic.again(info.role, info.lease, why)
         if worker is not None:
+            await self.parts.colocation.admit(worker.port)
             self._follow(worker.port)
 
     # --- tasks -------------------------------------------------------------------------------------------------------

@@ -114,9 +114,11 @@ class Wired:
             record, waits, elastic, self.seat, self.weights, self.buffer, train_s=limits.train_s,
             optimise=lambda batch: self.training.optimise(batch), enabled=keeps,
         )  # fmt: skip
+        self.colocation = Colocation(
+            record, waits, fleet, pools=colocated_pools(config), limit_s=limits.start_s
+        )  # fmt: skip
         self.training = Training(
-            record, waits, ledger, self.buffer, fleet, self.weights, self.recovery,
-            Colocation(record, waits, fleet, pools=colocated_pools(config), limit_s=limits.start_s), after_step=after_step,
+            record, waits, ledger, self.buffer, fleet, self.weights, self.recovery, self.colocation, after_step=after_step,
             rules=TrainRules(
                 steps=schedule.steps, steps_per_batch=schedule.steps_per_batch, paper=schedule.sync_order == "paper",
                 algorithm=config.algorithm, batch_s=limits.batch_s, train_s=limits.train_s, seed=config.seed,

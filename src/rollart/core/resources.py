@@ -37,6 +37,8 @@ class EngineInfo:
     """With `probe`: largest mean |difference| of log-probabilities from the trainer's that is rounding; measured."""
     version: Version = 0
     """What it serves when it joins."""
+    slower: str = ""
+    """Why it is slower than it need be, for who reads the record; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

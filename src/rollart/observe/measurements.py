@@ -332,7 +332,7 @@ def _trainer(facts: _Facts, windows: Sequence[Window], weights: WeightsLaw) -> T
     steps = facts.steps[WARM_STEPS:]
     metrics = [step["data"]["metrics"] for step in steps]
     parts = _rows(
-        (1.0 for _ in steps), (one["micro_batches"] for one in metrics), (one["padded_tokens"] for one in metrics)
+        (1.0 for _ in steps), (one["micro_batches"] for one in metrics), (one["computed_tokens"] for one in metrics)
     )
     shape, fit = fitted(parts, np.array([step["data"]["seconds"] for step in steps]), USUAL["trainer"])
     # steps do not end where windows do: what is used over the whole record belongs to that many steps

@@ -86,7 +86,8 @@ class Outlook:
     rewards: Mapping[str, float]
     """What the reward service of a simulated run came to: calls, timeouts, busy_s, queue_s, cold_s, cost."""
     costs: Mapping[str, float]
-    """Of 1,000 trained trajectories, in H20 hours, by pool and for the reward service; empty where nothing has a price."""
+    """Of 1,000 trained trajectories, in H20 hours, by pool and for the reward service, which is known for the whole run only:
+    its mean over the run stands for the window. Empty where nothing has a price."""
     basis: tuple[str, ...]
     """What the figures of a simulated run rest on; empty: they were measured."""
     notes: tuple[str, ...]
@@ -137,7 +138,7 @@ class OutlookFold:
         self._simulated: Mapping[str, Any] = {}
         self._rewards: Mapping[str, float] = {}
         self._per_s: dict[str, float] = {}
-        """Cost of a second, by pool and of the reward service."""
+        """Cost of a second, by pool and of the reward service, whose own is an average over the whole run."""
         self._on = {name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_on_")}
 
     def __call__(self, event: Event) -> None:

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, replace
 
 MANY = 1 << 20
+ENGINES = ("vLLM", "SGLang", "TensorRT-LLM")
+"""Families that facts are known of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

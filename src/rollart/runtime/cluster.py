@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rollart.core.types import Failure, Role
 from rollart.ports import Port, Trainer
 from rollart.runtime.actors import Actors, call
 from rollart.runtime.engine.actor import EngineActor
+from rollart.runtime.engine.compiled import WITHOUT_KERNEL
 from rollart.runtime.engine.remote import RemoteEngine
 from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.remote import RemoteEnv
@@ -155,6 +157,8 @@ class LocalCluster:
 
         self._stops[lease.id] = stop
         _started(await call("engine", actor.start.remote()))
+        if isinstance(own, EngineConfig) and (lacks := await call("engine", actor.lacks.remote())):
+            engine.info = replace(info, slower=_slower(lacks))
         engine.open()
         self._remote[name] = engine
         return engine
@@ -219,6 +223,13 @@ def _engine_of(config: RunConfig) -> tuple[type, EngineConfig | VllmEngine]:
 
         return VllmActor, engine.model_copy(update={"python": str(Path(engine.python).expanduser().absolute())})
     return EngineActor, engine
+
+
+def _slower(lacks: str | Failure) -> str:
+    """Of an engine that has to do without the compiled kernel. A failure is told where the engine is next called."""
+    if isinstance(lacks, Failure):
+        return ""
+    return f"engines decode without the compiled kernel: {lacks}; {WITHOUT_KERNEL}"
 
 
 def _started(outcome: object) -> None:

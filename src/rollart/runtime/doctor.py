@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart.config.schema import LocalWorld, RunConfig
-from rollart.core.errors import ClusterError
+from rollart.config.explain import FP32_BYTES
+from rollart.config.real import engine_of, model_of
+from rollart.config.schema import EngineConfig, HFTokenizer, LocalWorld, PretrainedModel, RunConfig
+from rollart.core.errors import ClusterError, ConfigError, StoreError
 from rollart.runtime import room
+from rollart.runtime.engine import compiled
 from rollart.runtime.memory_plan import Part, memory_plan
+from rollart.runtime.pretrained import is_converted, package_of
 
 LEAST_FILES = 1024
 """Descriptors that Ray's servers and a few dozen workers keep open on one machine."""
@@ -113,6 +117,61 @@ def ray_finding() -> Finding:
 
 def _pid() -> int:
     return os.getpid()
+
+
+def compiler_finding(config: RunConfig | None) -> Finding | None:
+    """Whether the kernel for decoding can be had, by compiling it; None where the run has no use for it."""
+    engine = EngineConfig() if config is None else engine_of(config)
+    if not isinstance(engine, EngineConfig) or engine.device != "cpu" or engine.native == "off":
+        return None
+    found = compiled.library()
+    if not isinstance(found, str):
+        return Finding(area="machine", what="C compiler", found="compiles the kernel for decoding")
+    needed = engine.native == "required"
+    fix = "install a C compiler, or mend what it says" + ", or use engine.native=auto" * needed
+    return Finding(
+        area="machine",
+        what="C compiler",
+        found=f"none: {found}; {compiled.WITHOUT_KERNEL}",
+        will_do=not needed,
+        fix=fix,
+    )
+
+
+def needs_findings(config: RunConfig) -> Iterator[Finding]:
+    """Models and interpreters that the run names, looked for and not loaded."""
+    for path in dict.fromkeys(_paths(config)):
+        yield _model_finding(path)
+    problem = room.engine_problem(config)
+    if problem is not None:
+        yield Finding(area="this run", what="engine.python", found="not there", will_do=False, fix=problem)
+
+
+def _paths(config: RunConfig) -> Iterator[str]:
+    """Of the model, and of the tokenizer where it comes from a package as well."""
+    model = model_of(config)
+    if isinstance(model, PretrainedModel):
+        yield model.path
+    if isinstance(config.tokenizer, HFTokenizer) and package_of(config.tokenizer.path) is not None:
+        yield config.tokenizer.path
+
+
+def _model_finding(path: str) -> Finding:
+    what = f"model {path}"
+    try:
+        sizes, package = room.sizes_of_path(path), package_of(path)
+        n_bytes = FP32_BYTES * sizes.parameters
+        later = package is not None and not is_converted(package)
+    except (ConfigError, StoreError) as error:
+        return Finding(area="this run", what=what, found="not to be had", will_do=False, fix=str(error))
+    except room.UNREADABLE as error:
+        return Finding(
+            area="this run", what=what, found=f"cannot be read: {type(error).__name__}: {error}", will_do=False,
+            fix="a local folder in the Hugging Face layout, with config.json and safetensors files",
+        )  # fmt: skip
+    found = f"{sizes.parameters / 1e6:.1f} M parameters, {_gib(n_bytes)} in fp32"
+    found += "; converted on first use, into the cache of the user" * later
+    return Finding(area="this run", what=what, found=found)
 
 
 def room_findings(config: RunConfig, machine: room.Machine) -> Iterator[Finding]:

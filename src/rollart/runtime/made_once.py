@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rollart.core.errors import StoreError
@@ -20,20 +21,27 @@ from rollart.core.errors import StoreError
 LIST = "made.json"
 """Names, sizes and digests of the files of a folder; written last."""
 CHUNK_BYTES = 1 << 20
+PUT_TRIES = 8
+"""As many processes may find the same folder damaged, and each take away what another has just put there."""
 
 
-def cache_root() -> Path:
-    """`rollart` in the user's folder for caches, as desktops agree on it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollart"
+def cache_root(environ: Mapping[str, str] = os.environ, home: Callable[[], Path] = Path.home) -> Path:
+    """`rollart` in the user's folder for caches, as desktops agree on it. Raises StoreError for a user without a home."""
+    try:
+        return Path(environ.get("XDG_CACHE_HOME") or home() / ".cache") / "rollart"
+    except RuntimeError as error:
+        raise StoreError(f"no place for what is made once ({error}); set XDG_CACHE_HOME to a folder") from error
 
 
-def made_once(name: str, make: Callable[[Path], None], root: Path | None = None) -> Path:
+def made_once(name: str, make: Callable[[Path], None], root: Path | None = None, *, every_byte: bool = False) -> Path:
     """The folder `name` below `root` (by default the user's cache); `make` fills an empty one if it is not there yet.
 
-    `name` must say everything that decides the content. Raises StoreError when the place cannot be written.
+    `name` must say everything that decides the content. `every_byte`: read what is there, and make it anew also where only
+    bytes changed. Raises StoreError when the place cannot be written.
     """
     target = (root or cache_root()) / name
-    if is_whole(target):
+    good = is_unchanged if every_byte else is_whole
+    if good(target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +53,7 @@ def made_once(name: str, make: Callable[[Path], None], root: Path | None = None)
     try:
         make(beside)
         _seal(beside)
-        _put(beside, target)
+        _put(beside, target, good)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return target
@@ -53,33 +61,45 @@ def made_once(name: str, make: Callable[[Path], None], root: Path | None = None)
 
 def is_whole(folder: Path) -> bool:
     """Whether every file that was made is there with its size."""
-    listed = _listed(folder)
-    return bool(listed) and all(
-        (folder / name).is_file() and (folder / name).stat().st_size == size for name, (size, _) in listed.items()
-    )
+    return _holds(folder, lambda path, size, digest: path.is_file() and path.stat().st_size == size)
 
 
 def is_unchanged(folder: Path) -> bool:
     """Whether every file holds the bytes that were made: reads them all."""
-    return is_whole(folder) and all(_digest(folder / name) == digest for name, (_, digest) in _listed(folder).items())
+    return is_whole(folder) and _holds(folder, lambda path, size, digest: _digest(path) == digest)
 
 
-def _put(beside: Path, target: Path) -> None:
-    """Rename into place. One that is there already is kept if it is whole, and moved out of the way if it is not."""
-    for _ in range(2):
+def _holds(folder: Path, test: Callable[[Path, int, str], bool]) -> bool:
+    """Whether every file passes; not where another process takes the folder away meanwhile."""
+    listed = _listed(folder)
+    try:
+        return bool(listed) and all(test(folder / name, size, digest) for name, (size, digest) in listed.items())
+    except OSError:
+        return False
+
+
+def _put(beside: Path, target: Path, good: Callable[[Path], bool]) -> None:
+    """Rename into place. One that is there already is kept if it is good, and moved out of the way if it is not."""
+    why = ""
+    for _ in range(PUT_TRIES):
         try:
             beside.rename(target)
         except OSError as error:
-            if is_whole(target):
-                return
-            if not target.exists():
-                raise StoreError(f"{target}: cannot be put in place: {error.strerror}") from error
-            damaged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-            target.rename(damaged)
-            shutil.rmtree(damaged, ignore_errors=True)
+            why = error.strerror or str(error)
         else:
             return
-    raise StoreError(f"{target}: damaged, and it cannot be replaced; delete it")
+        if good(target):
+            return
+        damaged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            # another process may have moved it away, or put its own there: the next try tells
+            with suppress(FileNotFoundError):
+                target.rename(damaged)
+        except OSError as error:
+            why = error.strerror or str(error)
+        finally:
+            shutil.rmtree(damaged, ignore_errors=True)
+    raise StoreError(f"{target}: cannot be put in place ({why}); delete what is there")
 
 
 def _seal(folder: Path) -> None:

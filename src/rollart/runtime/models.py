@@ -36,12 +36,16 @@ INIT_STD = 0.02
 """Least deviation of initial weights, as these families have it. Below a width of 2500 it is 1 / sqrt(width): with a fixed
 0.02 a 64-wide model learned the largest of three digits to 0.19, 0.28 and 0.33 held back in 100 steps (three seeds), with
 1 / 8 to 0.94, 0.91 and 0.51."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotations that depend on a token's place alone. Others depend on how long the longest sequence of a pass is, so what a token
+is given would change with the company it is trained in."""
 
 
 def hf_config(model: ScratchModel | PretrainedSpec, vocab_size: int) -> PretrainedConfig:
     """The transformers configuration of a model for a tokenizer of `vocab_size` ids.
 
-    Raises ConfigError for a folder without a readable model, an unsupported family, or a vocabulary that is too small.
+    Raises ConfigError for a folder without a readable model, an unsupported family, a vocabulary that is too small, or a part
+    of the family that the trainer does not compute.
     """
     if isinstance(model, ScratchModel):
         return FAMILIES[model.family](
@@ -105,6 +109,28 @@ def _from_folder(path: str, vocab_size: int) -> PretrainedConfig:
             f"model.path={path}: the model has {config.vocab_size} token ids, the tokenizer {vocab_size}; they do not "
             "belong together"
         )
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise ConfigError(f"model.path={path}: sliding-window attention is not supported; use a model without it")
+    _refuse_unknown(path, config)
     return config
+
+
+def _refuse_unknown(path: str, config: PretrainedConfig) -> None:
+    """Raise ConfigError for what `trainer.blocks` would silently compute otherwise than the family's own definition does.
+
+    Biases (`attention_bias`, `mlp_bias`) are read where they are; `attention_dropout` is of a training mode that no policy
+    is ever in; `pretraining_tp` says how products were cut, not what they are.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    rules = (
+        ("hidden_act", config.hidden_act, config.hidden_act == "silu", "silu"),
+        ("rope_type", rope.get("rope_type", "default"), rope.get("rope_type", "default") in ROPE_TYPES, ", ".join(ROPE_TYPES)),
+        ("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), rope.get("partial_rotary_factor", 1.0) == 1.0, "1"),
+        ("layer_types", ", ".join(layers), not layers, "full_attention"),
+        ("quantization_config", "set", getattr(config, "quantization_config", None) is None, "plain weights, without it"),
+    )  # fmt: skip
+    for name, value, known, supported in rules:
+        if not known:
+            raise ConfigError(
+                f"model.path={path}: {name}={value} in its config.json is not supported, since the trainer would train another "
+                f"model; use a model with {supported}"
+            )

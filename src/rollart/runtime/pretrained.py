@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rollart.config.problems import PACKAGE
 from rollart.core.errors import ConfigError, StoreError
-from rollart.runtime.made_once import CHUNK_BYTES, is_unchanged, made_once
+from rollart.runtime.made_once import CHUNK_BYTES, cache_root, is_unchanged, is_whole, made_once
 
 LAYOUT = 1
 """Rises when the conversion writes something else, so that older folders are not taken for it."""
@@ -26,28 +26,40 @@ NOT_THE_MODELS = ("quantization_config", "_name_or_path", "_model_name_or_path",
 """Of the configuration that is read from a gguf file: how and where it was read."""
 
 
+def package_of(path: str) -> str | None:
+    """The package that a `path` of the configuration means; None: it is a folder's path."""
+    name = path.removeprefix(PACKAGE)
+    return None if name == path else name
+
+
 @functools.cache
 def local_folder(path: str) -> Path:
     """The folder that a `path` of the configuration means: itself, or that of a package, made on first use.
 
     Raises ConfigError, with the line that installs it, when the package or what reads it is missing.
     """
-    name = path.removeprefix(PACKAGE)
-    if name == path:
+    name = package_of(path)
+    if name is None:
         return Path(path)
-    source = _gguf_of(name)
-    return made_once(f"models/{name}-{_identity(source)}", functools.partial(_convert, source))
+    source = gguf_of(name)
+    return made_once(_place(name, source), functools.partial(_convert, source))
+
+
+def is_converted(name: str) -> bool:
+    """Whether the folder of a package is there already. Raises ConfigError for a package that is not."""
+    return is_whole(cache_root() / _place(name, gguf_of(name)))
 
 
 def checked_folder(path: str) -> Path:
     """`local_folder`, after reading its files once. Raises StoreError when they are not what was written."""
     folder = local_folder(path)
-    if path.startswith(PACKAGE) and not is_unchanged(folder):
+    if package_of(path) is not None and not is_unchanged(folder):
         raise StoreError(f"{folder}: its files are not those that were written from {path}; delete the folder")
     return folder
 
 
-def _gguf_of(name: str) -> Path:
+def gguf_of(name: str) -> Path:
+    """The one .gguf file of an installed package. Raises ConfigError where there is no such package or file."""
     try:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:
@@ -64,6 +76,10 @@ def _gguf_of(name: str) -> Path:
             "layout instead"
         )
     return files[0]
+
+
+def _place(name: str, source: Path) -> str:
+    return f"models/{name}-{_identity(source)}"
 
 
 def _identity(source: Path) -> str:

@@ -1,14 +1,15 @@
 """Whether a run fits on this machine, told before anything of it is started.
 
 Owns the comparison of what is asked with what is there. Invariants: nothing is started and neither torch nor Ray is
-imported, unless a model inside a package has to be made into a folder first; limits of a container count where they are
-lower than the machine's; every line says asked, available and which key asks. Cores are shared by all roles, so five
-workers of one thread on two cores are no error; a worker with more threads than there are cores is. Memory is an estimate
-from below (activations are not in it): what it refuses cannot run.
+imported, and no model inside a package is converted; limits of a container count where they are lower than the machine's;
+every line says asked, available and which key asks. Cores are shared by all roles, so five workers of one thread on two cores
+are no error; a worker with more threads than there are cores is. Memory is an estimate from below (activations are not in
+it): what it refuses cannot run.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -21,12 +22,17 @@ from typing import NamedTuple
 
 from rollart.config.explain import FP32_BYTES, parameters_of
 from rollart.config.real import engine_of, model_of
-from rollart.config.schema import CharsTokenizer, LocalWorld, PretrainedModel, RunConfig, ScratchModel, VllmEngine
-from rollart.core.errors import ClusterError
-from rollart.runtime.pretrained import local_folder
+from rollart.config.schema import CharsTokenizer, LocalWorld, RunConfig, ScratchModel, VllmEngine
+from rollart.control.weights import VERSIONS_KEPT
+from rollart.core.errors import ClusterError, ConfigError
+from rollart.runtime.gguf_header import header_of
+from rollart.runtime.pretrained import gguf_of, package_of
 
 TRAIN_COPIES = 4
 """fp32 arrays of a parameter's size in a training rank: weights, gradients and AdamW's two moments."""
+PASSING_COPIES = 1
+"""In each rank, for a while. At the end of a step a copy of its part of the weights, to tell whether they changed. While it
+publishes all weights, gathered, and in the first rank their buckets, which take the place of the gradients."""
 ENGINE_COPIES = 2
 """In an engine: what it serves and what it has fetched."""
 WORKER_BYTES = 300 << 20
@@ -79,18 +85,26 @@ class Need(NamedTuple):
 
 def require(config: RunConfig, machine: Machine | None = None) -> None:
     """Raises ClusterError, which lists what is asked and what is there, when the run cannot fit."""
-    engine = config.engine
-    if isinstance(engine, VllmEngine) and not os.access(Path(engine.python).expanduser(), os.X_OK):
-        raise ClusterError(
-            f"engine.python={engine.python} is not there; `make vllm` makes the environment with vLLM, or name the "
-            "interpreter of another one"
-        )
+    problem = engine_problem(config)
+    if problem is not None:
+        raise ClusterError(problem)
     asked = list(needs(config, machine or this_machine()))
     short = [need for need in asked if not need.met]
     if short:
         lines = [line for need in asked for line in (line_of(need), *need.parts)]
         changes = "; ".join(dict.fromkeys(need.change for need in short))
         raise ClusterError("\n".join(["this machine has no room for the run:", *lines, f"use {changes}"]))
+
+
+def engine_problem(config: RunConfig) -> str | None:
+    """What is missing of the engine's own environment; None: nothing, or it has none."""
+    engine = config.engine
+    if not isinstance(engine, VllmEngine) or os.access(Path(engine.python).expanduser(), os.X_OK):
+        return None
+    return (
+        f"engine.python={engine.python} is not there; `make vllm` makes the environment with vLLM, or name the "
+        "interpreter of another one"
+    )
 
 
 def line_of(need: Need) -> str:
@@ -139,7 +153,10 @@ def saver(part: str, config: RunConfig) -> str:
         cache = f"kv_gb={engine.kv_gb}" if isinstance(engine, VllmEngine) else f"kv_tokens={engine.kv_tokens}"
         return f"engine.count={engine.count}, engine.{cache}, or a smaller model"
     if part == "trainer":
-        return f"trainer.ranks={config.trainer.ranks}, or a smaller model"
+        kl = f"algorithm.kl.kind={config.algorithm.kl.kind}, " if has_reference(config) else ""
+        return f"{kl}trainer.ranks={config.trainer.ranks}, or a smaller model"
+    if part == "published":
+        return "a smaller model"
     return f"envs.hosts={config.envs.hosts}" if part == "env hosts" else f"world.kind={config.world.kind}"
 
 
@@ -149,23 +166,32 @@ def memory_parts(config: RunConfig) -> dict[str, int]:
     weights = FP32_BYTES * shape.parameters
     vllm = isinstance(config.engine, VllmEngine)
     cache = kv_token_bytes(config) * kv_tokens_of(config)
-    trainer, engines = TRAIN_COPIES * weights, config.engine.count * (ENGINE_COPIES * weights + cache)
+    trainer = (TRAIN_COPIES + has_reference(config) + PASSING_COPIES * config.trainer.ranks) * weights
+    engines = config.engine.count * (ENGINE_COPIES * weights + cache)
     if not isinstance(config.world, LocalWorld):
-        return {"trainer": trainer, "engines": engines, "this process": WORKER_BYTES}
+        return {
+            "trainer": trainer, "engines": engines, "published": VERSIONS_KEPT * weights, "this process": WORKER_BYTES,
+        }  # fmt: skip
     return {
         "object store": config.world.object_store_mb << 20,
-        # the state is divided among the ranks; what is published is gathered whole in each
-        "trainer": trainer + config.trainer.ranks * (WORKER_BYTES + (weights if config.trainer.ranks > 1 else 0)),
+        "trainer": trainer + config.trainer.ranks * WORKER_BYTES,
         "engines": engines + config.engine.count * (WORKER_BYTES + (VLLM_BYTES if vllm else 0)),
         "env hosts": config.envs.hosts * WORKER_BYTES,
         "Ray": RAY_BYTES,
     }
 
 
+def has_reference(config: RunConfig) -> bool:
+    """Whether the trainer keeps a copy of the weights for the KL term."""
+    return config.algorithm.kl.kind != "none"
+
+
 def kv_tokens_of(config: RunConfig) -> int:
     """Tokens of key/value cache in an engine."""
     engine = engine_of(config)
-    return (engine.kv_gb << 30) // kv_token_bytes(config) if isinstance(engine, VllmEngine) else engine.kv_tokens
+    return (
+        (engine.kv_gb << 30) // max(1, kv_token_bytes(config)) if isinstance(engine, VllmEngine) else engine.kv_tokens
+    )
 
 
 def kv_token_bytes(config: RunConfig) -> int:
@@ -175,6 +201,10 @@ def kv_token_bytes(config: RunConfig) -> int:
 
 
 # --- the model's sizes ---------------------------------------------------------------------------------------------------
+
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, struct.error)
+"""What reading a foreign model's description may raise."""
 
 
 class ModelSizes(NamedTuple):
@@ -188,7 +218,8 @@ class ModelSizes(NamedTuple):
 
 
 def model_sizes(config: RunConfig) -> ModelSizes:
-    """Zeros for a folder that cannot be read: building the model tells what is wrong with it."""
+    """Zeros for a folder or file that cannot be read: building the model tells what is wrong with it. Raises ConfigError for a
+    package that is not installed."""
     model = model_of(config)
     if isinstance(model, ScratchModel):
         # of a tokenizer from a folder the size is not known here; its part is left out of an estimate from below
@@ -196,13 +227,34 @@ def model_sizes(config: RunConfig) -> ModelSizes:
         width = model.kv_heads * (model.hidden // model.heads)
         return ModelSizes(parameters_of(model, vocabulary), model.layers, width, model.hidden, model.ffn, vocabulary)
     try:
-        return _of_folder(model)
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return sizes_of_path(model.path)
+    except ConfigError:
+        raise
+    except UNREADABLE:
         return ModelSizes(0, 0, 0, 0, 0, 0)
 
 
-def _of_folder(model: PretrainedModel) -> ModelSizes:
-    folder = local_folder(model.path)
+def sizes_of_path(path: str) -> ModelSizes:
+    """Of a model in a folder, or inside a package, which is not converted for it. Raises ConfigError for a package that is not
+    installed, or one of `UNREADABLE`."""
+    package = package_of(path)
+    return _of_folder(Path(path)) if package is None else _of_gguf(gguf_of(package))
+
+
+@functools.cache
+def _of_gguf(path: Path) -> ModelSizes:
+    header = header_of(path)
+    kind = header.facts["general.architecture"]
+    layers, hidden, ffn, heads = (
+        int(header.facts[f"{kind}.{name}"])
+        for name in ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+    )
+    head = int(header.facts.get(f"{kind}.attention.key_length", hidden // heads))
+    kv_heads = int(header.facts.get(f"{kind}.attention.head_count_kv", heads))
+    return ModelSizes(header.elements, layers, kv_heads * head, hidden, ffn, header.tensors["token_embd.weight"][1])
+
+
+def _of_folder(folder: Path) -> ModelSizes:
     told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads = told["num_attention_heads"]
     head = told.get("head_dim") or told["hidden_size"] // heads

@@ -1,8 +1,12 @@
 """Batched calls to one actor: at most one submit and one poll in `PAUSE_S`, and one long poll in flight, whatever the load.
 
 Owns the way between a proxy in the control process and its actor. Batches travel as one pickled byte string, because
-Ray would ship every small array in them as a buffer of its own. Invariant: when the actor is gone, is silent, raises in a
-submit or a poll, or answers what cannot be taken, `on_lost` is called once with the cause and nothing is sent any more.
+Ray would ship every small array in them as a buffer of its own. Batches leave in the order in which items were sent; calls of
+the actor's other methods do not pass through here: they leave at once and may overtake items of the last `PAUSE_S`. So a new
+version may be applied, or an engine told to sleep, before it has a request that was sent earlier: the request is sampled under
+the version that is served when it comes, as its spans say (refused, if it is pinned to an older one), or held until the engine
+wakes. Invariant: when the actor is gone, is silent, raises in a submit or a poll, or answers what cannot be taken, `on_lost` is
+called once with the cause and nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -24,14 +28,16 @@ POLL_S = 1.0
 SILENT_S = 30.0
 """Beyond that an actor without an answer counts as lost: longer than any one step or apply, in which it cannot answer."""
 PAUSE_S = 0.02
-"""Least time between two batches that are sent, and between an answer and the next poll: a call costs a few milliseconds of
-CPU time over both processes, so a busy actor gets its items by the batch. After a quiet moment nothing waits."""
+"""Least time between two batches that are sent, and between an answer that brings something and the next poll: a call costs a
+few milliseconds of CPU time over both processes, so a busy actor gets its items by the batch. After a quiet moment nothing
+waits: the next item is sent, and its answer is polled for, at once."""
 BEATS = 8
 """Silence is counted in beats and not in seconds: time in which this loop itself was held up passes for one beat."""
 
 
 class Wire(Generic[S, P]):
-    """Sends items of type S to `actor.submit(bytes)`, receives values of type P from `actor.poll(seconds) -> bytes`."""
+    """Sends items of type S to `actor.submit(bytes)`, receives values of type P from `actor.poll(seconds) -> bytes`: a list of
+    answers, or what has them as its `answers`."""
 
     def __init__(
         self, actor: Any, *, where: Boundary, on_poll: Callable[[P], None], on_lost: Callable[[Failure], None],
@@ -96,8 +102,9 @@ class Wire(Generic[S, P]):
                 if isinstance(outcome, Failure):
                     self.fail(outcome)
                 elif self.lost is None:
-                    self._on_poll(pickle.loads(outcome))
-                    if self._pause_s:
+                    poll = pickle.loads(outcome)
+                    self._on_poll(poll)
+                    if self._pause_s and _brings(poll):
                         await asyncio.sleep(self._pause_s)
             # boundary: an answer is the actor's; one that cannot be read or taken leaves its askers waiting for ever
             except Exception as error:  # noqa: BLE001
@@ -123,7 +130,8 @@ class Wire(Generic[S, P]):
             self._on_lost(why)
 
     def end(self, why: Failure) -> None:
-        """The actor was ended on purpose: nothing is sent any more, and `on_lost` is not called."""
+        """The actor is being ended on purpose: nothing is sent any more, not even what waits for the next batch, and `on_lost`
+        is not called."""
         self.lost = self.lost or why
         self.close()
 
@@ -131,6 +139,11 @@ class Wire(Generic[S, P]):
         """Stop listening. Idempotent."""
         for task in self._loops:
             task.cancel()
+
+
+def _brings(poll: object) -> bool:
+    """Whether there is an answer in it."""
+    return bool(getattr(poll, "answers", poll))
 
 
 class Bell:

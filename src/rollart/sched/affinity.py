@@ -1,14 +1,16 @@
 """Affinity: which pools suit a task. A hot decision: O(pools) a turn, whatever the number of engines.
 
-`Table` is RollArt's static mapping of domains to hardware (M2, `hw_mapping`). `Auto` finds it while the run goes on, from the
-time that turns took, by task and kind of pool. Time and not tokens: prompts are most of the tokens of a long task and may be a
-small part of its time (PEARL, arXiv 2609.35158: 97 % of the tokens, 26 % of the time).
-Invariants: pools of one kind are alike, so with one kind nothing is preferred and nothing is sent elsewhere; until every kind
-has been seen with a task, its turns go wherever there is room, which is how it is seen; no random numbers of its own.
+`Table` is RollArt's static mapping of domains to hardware (M2, `hw_mapping`). `Auto` finds it while the run goes on. Both see
+pools of one kind as one place, so that pools that are alike are never told apart; no random numbers of their own.
 
-Why times are compared with those of the other tasks: the devices are there and are to be used, so a task belongs where it gains
-most compared with the others, not where it is cheapest, which may be one pool for all (comparative advantage). What a pool
-costs, and how full it is, is the same factor for all tasks there and drops out; what it costs is reported beside.
+How `Auto` chooses: by the seconds that a turn costs all who wait, which are its own and those by which it delays the others
+on its engine. A prompt that is read stands in the way of every sequence that decodes there; one sequence more makes each step
+longer. Where engines idle this is the fastest pool; where they are full, tasks go where they gain most compared with the
+others, as what is in the way of many must be short (a price of congestion; Pigou 1920: choices at marginal cost give the least
+total time). A full pool spills into the other as soon as that costs less, and a pool with more engines takes more, which is
+how pools are compared at equal cost. Seconds are the profile's for the tokens that turns of the task were seen to read and
+sample, times what they took in truth by what they should have taken. Time and not tokens: prompts are most of the tokens of a
+long task and may be a small part of its time (PEARL, arXiv 2609.35158: 97 % of the tokens, 26 % of the time).
 """
 
 from __future__ import annotations
@@ -16,145 +18,198 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from statistics import fmean
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from rollart.core.profile import Profile
 
 EVIDENCE = 8.0
-"""Turns of a task, as they count after forgetting, from which a kind of pool is judged."""
-SHARPNESS = 4.0
-"""A kind that takes twice as long for a task, compared with the others, gets 1/16 of what the other gets; one that takes 10 %
-longer two thirds: a task that is nearly as well served in both is split."""
+"""Turns for which what is believed of a task beforehand counts."""
+MOST_OFF = 4.0
+"""A measurement that is more times its prediction, or a smaller part of it, is one of something else (a queue, a stall): it
+counts as this much."""
+
+
+class Ahead(NamedTuple):
+    """What is known of a turn before it is sampled."""
+
+    domain: str
+    context: int
+    """Tokens that it begins with."""
+    cached: int
+    """Of which so many need not be read where the trajectory was last; -1: it was nowhere yet."""
+    draw: float
+    """In (0, 1), one for each trajectory."""
+
+
+class Seen(NamedTuple):
+    """A turn that has ended."""
+
+    domain: str
+    pool: str
+    seconds: float
+    read: int
+    """Prompt tokens that were computed, again or for the first time."""
+    sampled: int
+    context: int
+    """Tokens that it began with."""
+    live: float
+    """Other turns on its engine, meanwhile."""
+    steady: bool
+    """Nothing but sampling went on: no weights changed and nothing failed."""
 
 
 class Affinity(Protocol):
     """What routing asks and tells."""
 
     @property
-    def draws(self) -> bool:
-        """`order` looks at its draw."""
+    def learns(self) -> bool:
+        """Routing goes by `cost_s`, which follows what was `measured`; else by `order`."""
         ...
 
     def place(self, pool: str) -> str:
-        """Where engines of `pool` stand in an order: the name that they share with those of pools like it."""
+        """Where engines of `pool` stand: the name that they share with those of pools like it."""
         ...
 
-    def order(self, domain: str, draw: float) -> Sequence[str]:
-        """Places in order of preference; empty: all are alike. draw: in (0, 1), one for each trajectory."""
+    def order(self, domain: str) -> Sequence[str]:
+        """Places in order of preference; empty: all are alike."""
         ...
 
-    def measured(self, domain: str, pool: str, *, seconds: float, tokens: int) -> None:
-        """A turn of `domain` in `pool` took so long for so many sampled tokens."""
+    def cost_s(self, turn: Ahead, place: str, live: int, *, home: bool) -> float:
+        """What a turn costs all who wait on an engine of `place` with `live` others; `home`: the trajectory was last there."""
+        ...
+
+    def measured(self, seen: Seen) -> None:
+        """A turn has ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Pools by domain, in order of preference; a domain without an entry has that of `default`."""
+    """Places by domain, in order of preference; a domain without an entry has that of `default`."""
 
-    pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    alike: Mapping[str, str] = field(default_factory=dict)
-    """Pools that the table does not name -> the pool that stands for them."""
-    draws: bool = False
+    order_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Pool -> the place where it stands; itself where it is not named."""
+    learns = False
 
     def place(self, pool: str) -> str:
-        return self.alike.get(pool, pool)
+        return self.places.get(pool, pool)
 
-    def order(self, domain: str, draw: float) -> Sequence[str]:
-        return self.pools.get(domain) or self.pools.get("default", ())
+    def order(self, domain: str) -> Sequence[str]:
+        return self.order_of.get(domain) or self.order_of.get("default", ())
 
-    def measured(self, domain: str, pool: str, *, seconds: float, tokens: int) -> None:
+    def cost_s(self, turn: Ahead, place: str, live: int, *, home: bool) -> float:
+        return 0.0
+
+    def measured(self, seen: Seen) -> None:
         """A table does not learn."""
 
 
 OFF = Table()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What makes pools alike, and what one of their engines costs for a second."""
+@dataclass(slots=True)
+class _Usual:
+    """Turns of one task, older ones counting less."""
 
-    name: str
-    cost: float
+    read: float
+    sampled: float
+    context: float
+    turns: float = 0.0
+
+    def add(self, seen: Seen, keep: float) -> None:
+        self.turns = self.turns * keep + 1.0
+        share = 1.0 / (self.turns + EVIDENCE)
+        self.read += share * (seen.read - self.read)
+        self.sampled += share * (seen.sampled - self.sampled)
+        self.context += share * (seen.context - self.context)
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Turns of one domain on one kind of pool, older ones counting less."""
+class _Off:
+    """By how much turns of one task on one kind of engine took longer than the profile says: mean of the logarithm, in which
+    the belief that they do not counts as `EVIDENCE` turns."""
 
     turns: float = 0.0
-    seconds: float = 0.0
-    tokens: float = 0.0
+    total: float = 0.0
+    factor: float = 1.0
 
-    def add(self, seconds: float, tokens: int, keep: float) -> None:
+    def add(self, ratio: float, keep: float) -> None:
         self.turns = self.turns * keep + 1.0
-        self.seconds = self.seconds * keep + seconds
-        self.tokens = self.tokens * keep + tokens
+        self.total = self.total * keep + log(max(1 / MOST_OFF, min(MOST_OFF, ratio)))
+        self.factor = exp(self.total / (self.turns + EVIDENCE))
 
 
 class Auto:
-    """Preferences from measured time, each task's compared with the others'."""
+    """Preferences from predicted seconds, corrected by measured ones."""
 
-    def __init__(self, pools: Mapping[str, Kind], *, explore: float, half_life: int) -> None:
-        """pools: every pool that samples. explore: least share of what is not the best kind, so that it goes on being measured;
-        below 1/2.
+    learns = True
+
+    def __init__(
+        self, places: Mapping[str, str], profile: Profile, *, sampled: Mapping[str, float], explore: float, half_life: int
+    ) -> None:  # fmt: skip
+        """places: every pool that samples -> its kind, as the profile knows it.
+        sampled: task -> tokens of a turn, as far as is known beforehand.
+        explore: share of new trajectories that go to any kind, so that all go on being measured.
         half_life: turns after which a measurement counts half."""
-        self._kinds = {kind.name: kind for kind in pools.values()}
-        self._kind_of = {pool: kind.name for pool, kind in pools.items()}
-        self._explore = min(explore, 0.5)
+        self._places = dict(places)
+        self._kinds = tuple(dict.fromkeys(places.values()))
+        self._profile = profile
+        self._sampled = dict(sampled)
+        self._explore = explore
         self._keep = 0.5 ** (1.0 / half_life)
-        # with a short half-life no number of turns ever counts as many
-        self._evidence = min(EVIDENCE, 0.5 / (1.0 - self._keep))
-        self._seen: dict[str, dict[str, _Seen]] = {}
-        self._shares: dict[str, dict[str, float]] = {}
-        """By domain, of the kinds that are judged; made anew when something was measured."""
-        self.draws = len(self._kinds) > 1
+        self._usual: dict[str, _Usual] = {}
+        self._off: dict[tuple[str, str], _Off] = {}
 
     def place(self, pool: str) -> str:
-        return self._kind_of.get(pool, pool)
+        return self._places.get(pool, pool)
 
-    def measured(self, domain: str, pool: str, *, seconds: float, tokens: int) -> None:
-        kind = self._kind_of.get(pool)
-        if not self.draws or kind is None or tokens < 1 or seconds <= 0:
+    def order(self, domain: str) -> Sequence[str]:
+        return ()
+
+    def measured(self, seen: Seen) -> None:
+        kind = self._places.get(seen.pool)
+        if kind is None:
             return
-        self._seen.setdefault(domain, {}).setdefault(kind, _Seen()).add(seconds, tokens, self._keep)
-        self._shares.clear()
+        usual = self._usual.get(seen.domain)
+        if usual is None:
+            usual = self._usual[seen.domain] = _Usual(seen.read, self._first(seen.domain), seen.context)
+        usual.add(seen, self._keep)
+        if not seen.steady or not seen.sampled or seen.seconds <= 0:
+            return
+        expected_s = self._alone_s(kind, seen)
+        if expected_s > 0:
+            self._off.setdefault((seen.domain, kind), _Off()).add(seen.seconds / expected_s, self._keep)
 
-    def costs(self, domain: str) -> Mapping[str, float]:
-        """Kind -> cost of a sampled token of the domain there, all that it waits for included; only kinds that are judged."""
-        seen = self._seen.get(domain, {})
-        return {
-            name: seen[name].seconds / seen[name].tokens * kind.cost
-            for name, kind in self._kinds.items()
-            if name in seen and seen[name].turns >= self._evidence
-        }
+    def _first(self, domain: str) -> float:
+        return max(1.0, self._sampled.get(domain, 1.0))
 
-    def shares(self, domain: str) -> Mapping[str, float]:
-        """Kind -> share of the domain's new trajectories; empty: there is nothing to compare with yet, or only one kind."""
-        known = self._shares.get(domain)
-        if known is None:
-            known = self._shares[domain] = self._divide(domain) if self.draws else {}
-        return known
+    def _alone_s(self, kind: str, seen: Seen) -> float:
+        """What a turn that has ended should have taken."""
+        context = seen.context + seen.sampled / 2.0
+        read_s = self._profile.prefill_s(kind, seen.read, live=seen.live, context=context) if seen.read else 0.0
+        return read_s + seen.sampled * self._profile.decode_s(kind, live=seen.live + 1.0, context=context)
 
-    def _divide(self, domain: str) -> dict[str, float]:
-        judged = {name: costs for name in self._seen if len(costs := self.costs(name)) == len(self._kinds)}
-        if domain not in judged or len(judged) < 2:
-            return {}
-        usual = {kind: fmean(log(costs[kind]) for costs in judged.values()) for kind in self._kinds}
-        gains = {kind: usual[kind] - log(cost) for kind, cost in judged[domain].items()}
-        most = max(gains.values())
-        wanted = {kind: exp(SHARPNESS * (gain - most)) for kind, gain in gains.items()}
-        floor = self._explore / (len(wanted) - 1)
-        rest = (1.0 - len(wanted) * floor) / sum(wanted.values())
-        return {kind: floor + rest * one for kind, one in wanted.items()}
+    def factor(self, domain: str, kind: str) -> float:
+        """Measured seconds by predicted ones, of the task there."""
+        off = self._off.get((domain, kind))
+        return 1.0 if off is None else off.factor
 
-    def order(self, domain: str, draw: float) -> Sequence[str]:
-        shares = self.shares(domain)
-        if not shares:
-            return ()
-        left, chosen = draw, ""
-        for name, share in shares.items():
-            chosen = name
-            if left < share:
-                break
-            left -= share
-        return (chosen, *sorted((name for name in shares if name != chosen), key=lambda name: -shares[name]))
+    def cost_s(self, turn: Ahead, place: str, live: int, *, home: bool) -> float:
+        if turn.cached < 0 and turn.draw < self._explore:
+            at = int(turn.draw / self._explore * len(self._kinds))
+            if place == self._kinds[at]:
+                return 0.0
+        usual = self._usual.get(turn.domain)
+        sampled = self._first(turn.domain) if usual is None else usual.sampled
+        if turn.cached >= 0:  # moving pays when it does so for this turn
+            read, before = float(turn.context - turn.cached if home else turn.context), float(turn.context)
+        elif usual is None:
+            read = before = float(turn.context)
+        else:  # for all of its turns, of which this is only the first
+            read, before = usual.read, usual.context
+        context, profile = before + sampled / 2.0, self._profile
+        there_s = profile.decode_s(place, live=live, context=context) if live else 0.0
+        decode_s = (live + 1) * profile.decode_s(place, live=live + 1, context=context) - live * there_s
+        read_s = profile.prefill_s(place, read, live=live, context=context) if read >= 1 else 0.0
+        return self.factor(turn.domain, place) * ((live + 1) * read_s + sampled * decode_s)

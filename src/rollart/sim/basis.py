@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollart.config.placement import colocated_pools
+from rollart.config.placement import colocated_pools, idle_devices, in_turn, layout
 from rollart.config.schema import RunConfig
 from rollart.core.resources import Degrees
 from rollart.perf.calibrated import inference_calibration, pair_key
+from rollart.sim.deadlines import deadline_notes
 from rollart.sim.hardware import EngineHardware, Hardware
 from rollart.sim.training import TrainerHardware
 from rollart.sim.transfer import WeightPath
@@ -73,19 +74,49 @@ def _load_line(task: str, own: Draws) -> str:
     return f"task {task}: {own.load.certainty} ({weakest or 'no sources given'}); {own.load.about}"
 
 
+def _device_lines(config: RunConfig, engines: Mapping[str, EngineHardware]) -> list[str]:
+    """Devices that no engine is on, and engines that are larger than a node."""
+    pools = layout(config)
+    lines = [
+        f"cluster.pools.{name}: {n} of {pools[name].devices} devices are in no engine, which takes {engines[name].ranks} of a "
+        f"node's {pools[name].devices_per_node}; they are paid for all the same"
+        for name, n in idle_devices(config).items()
+    ]
+    lines += [
+        f"cluster.pools.{name}: an engine of {engine.ranks} devices is larger than a node of {pools[name].devices_per_node}; "
+        "what goes between its nodes is counted at the rate within one"
+        for name, engine in engines.items()
+        if engine.ranks > pools[name].devices_per_node
+    ]
+    return lines
+
+
 def notes(
-    config: RunConfig, hardware: Hardware, draws: Mapping[str, Draws], trainer: TrainerHardware, costs: Mapping[str, float]
+    config: RunConfig, hardware: Hardware, draws: Mapping[str, Draws], trainer: TrainerHardware,
+    engines: Mapping[str, EngineHardware], costs: Mapping[str, float],
 ) -> tuple[str, ...]:  # fmt: skip
-    """Schedules that can never overlap, workloads that a task's limits cut, costs that are not known."""
+    """Schedules that can never overlap, devices that idle, workloads that a task's limits cut, costs that are not known."""
     lines: list[str] = []
     schedule = config.schedule
+    shared = sorted(colocated_pools(config))
     if schedule.colocated:
         lines.append("schedule.colocated=true: rollout and training take turns on the same devices and never overlap")
+    elif in_turn(config):
+        lines.append(
+            f"cluster.pools.{', '.join(shared)} has roles train and mixed: rollout and training take turns on the same devices "
+            "and never overlap"
+        )
     elif schedule.max_staleness == 0:
         lines.append(
             "schedule.max_staleness=0: rollout waits for the weights of every step, so it never overlaps training; "
             "use max_staleness=1 or more"
         )
+    if shared and not schedule.colocated and not in_turn(config):
+        lines.append(
+            f"cluster.pools.{', '.join(shared)} has roles train and mixed: its engines stand still while it trains, others go "
+            "on"
+        )
+    lines += _device_lines(config, engines)
     for name, own in draws.items():
         turns, most = own.load.turns.at(0.5), config.tasks[name].max_turns
         if turns > most:
@@ -95,6 +126,7 @@ def notes(
             lines.append(
                 f"tasks.{name}.max_tokens={config.tasks[name].max_tokens} cuts turns of {median:.0f} tokens in the middle"
             )
+    lines += deadline_notes(config, draws)
     unpriced = [name for name, cost in costs.items() if not cost]
     lines += [
         f"cluster.pools.{name}: no source gives its device's cost; set cluster.pools.{name}.cost" for name in unpriced

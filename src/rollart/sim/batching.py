@@ -70,6 +70,8 @@ class _Sequence:
     end: float = math.nan
     """The batch's count at which it has all; an entry of the heap with another one is of before a preemption."""
     reread: int = 0
+    again: bool = False
+    """It was preempted, and what is to be read was computed before."""
 
     @property
     def decoding(self) -> bool:
@@ -145,10 +147,11 @@ class Batching:
         if sequence is None:
             return Stopped(0)
         self._advance()
-        result = Stopped(self._tokens(sequence), sequence.reread)
+        tokens, unread = self._tokens(sequence), self._unread(sequence)
         self._take_out(sequence)
         self._settle_soon()
-        return result
+        reread = sequence.reread + (sequence.to_read - unread if sequence.again else 0)
+        return Stopped(tokens, reread, min(unread, sequence.to_read if sequence.again else sequence.work.read))
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -283,7 +286,9 @@ class Batching:
         for sequence in reading.sequences:
             if self._in.get(sequence.key) is not sequence:
                 continue
-            sequence.to_read = 0
+            if sequence.again:
+                sequence.reread += sequence.to_read
+            sequence.to_read, sequence.again = 0, False
             sequence.sampled += 1.0
             sequence.since = self._count
             self._held += 1.0
@@ -311,8 +316,7 @@ class Batching:
         self._queue(sequence)
         if decoded:
             sequence.sampled, sequence.since = float(own), math.nan
-            sequence.to_read = _whole(sequence)
-            sequence.reread += sequence.to_read
+            sequence.to_read, sequence.again = _whole(sequence), True
             self.preemptions += 1
 
     def _take_out(self, sequence: _Sequence) -> None:
@@ -325,12 +329,21 @@ class Batching:
         if reading is None or sequence not in reading.sequences:
             self._waiting.remove(sequence)
             return
+        reading.left = max(0.0, reading.left - self._unread(sequence))
         reading.sequences.remove(sequence)
         reading.held -= _whole(sequence)
         self._held -= _whole(sequence)
-        reading.left = min(reading.left, float(sum(other.to_read for other in reading.sequences)))
         if not reading.sequences:
             self._reading = None
+
+    def _unread(self, sequence: _Sequence) -> int:
+        """Of what it has to read, what is not read yet: prompts that are read together are read one after another."""
+        reading = self._reading
+        if reading is None or sequence not in reading.sequences:
+            return sequence.to_read
+        place = reading.sequences.index(sequence)
+        behind = sum(other.to_read for other in reading.sequences[place + 1 :])
+        return min(sequence.to_read, max(0, math.ceil(reading.left - behind - ROUNDING * max(1.0, reading.chunk))))
 
 
 def _whole(sequence: _Sequence) -> int:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Literal
 
 from rollart.control.exchange import Exchange
@@ -29,6 +30,7 @@ from rollart.core.types import (
     Manifest,
     Purpose,
     RequestId,
+    Segment,
     Span,
     Tokens,
     TrajId,
@@ -36,8 +38,8 @@ from rollart.core.types import (
     Version,
 )
 from rollart.sim.pace import EachAlone, Pace, Work
-from rollart.sim.prefixes import Key, Prefixes
-from rollart.sim.trainer import Bytes
+from rollart.sim.prefixes import NOTHING, Key, Prefixes, Taken
+from rollart.sim.pushes import Bytes
 
 Command = Literal["generate", "prefetch", "apply"]
 Mishap = Literal["dead", "deaf", "twice", "slow", "late", "partial"]
@@ -55,6 +57,8 @@ class EngineModel:
     """One sampled token of one request."""
     prefill_token_s: float = 0.0
     prefetch_s: float = 0.0
+    pushed: bool = True
+    """Weights come through the store; False: the trainer has them on the engine's own devices."""
     pull: Callable[[Version], Awaitable[None]] | None = None
     """Brings a version near, where `prefetch_s` does not say all: engines of one node may share what they pull."""
     apply_s: float = 0.0
@@ -87,6 +91,10 @@ class _Running:
     """The present version samples for it; not while it is held for a version or weights change."""
     mishap: Mishap | None = None
     started: bool = False
+    context: int = 0
+    """Tokens before those that are sampled now."""
+    taken: Taken = NOTHING
+    """Of them, what had to be computed."""
     spans: list[Span] = field(default_factory=list)
     prefilled: int = 0
     rebuilt: int = 0
@@ -158,10 +166,9 @@ class SimEngine:
         allowed = self._version >= request.min_version and request.pin in (None, self._version)
         if self.lost is not None or self._applying or self.asleep or not allowed or running.moving:
             return
-        n = request.context.n_tokens + running.settled
-        taken = self._prefixes.take(running.key, n)
-        running.prefilled += taken.new
-        running.rebuilt += taken.rebuilt
+        n = running.context = request.context.n_tokens + running.settled
+        prompt = _prompt_tokens(request.context) if self._model.shares else 0
+        taken = running.taken = self._prefixes.take(running.key, n, prompt=prompt)
         running.started = running.moving = True
         left = running.wanted - running.settled
         finish: Finish = "stop"
@@ -173,13 +180,18 @@ class SimEngine:
         self._pace.start(request.id, work, partial(self._finish, request.id, finish))
 
     def _stand_still(self, running: _Running) -> None:
-        """Sample nothing more for it for now; what it has keeps its version."""
-        stopped = self._pace.stop(running.request.id)
-        running.add(self._version, stopped.tokens)
-        running.rebuilt += stopped.reread
-        if running.started:
-            self._prefixes.keep(running.key, running.request.context.n_tokens + running.settled)
+        """Sample nothing more for it for now; what it has keeps its version, and what was read of it stays."""
+        if not running.moving:
+            return
         running.moving = False
+        stopped, taken = self._pace.stop(running.request.id), running.taken
+        running.add(self._version, stopped.tokens)
+        # what was computed once comes before what is new, and is read before it
+        read = taken.new + taken.rebuilt - (0 if stopped.tokens else stopped.unread)
+        again = min(read, taken.rebuilt)
+        running.rebuilt += again + stopped.reread
+        running.prefilled += read - again
+        self._prefixes.keep(running.key, running.context + stopped.tokens - stopped.unread)
 
     def _finish(self, rid: RequestId, finish: Finish) -> None:
         running = self._running.pop(rid)
@@ -218,17 +230,20 @@ class SimEngine:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:
-        if isinstance(manifest.location, Bytes):
-            on_its_way_s = manifest.location.there_s - asyncio.get_running_loop().time()
-            if on_its_way_s > 0:
-                await asyncio.sleep(on_its_way_s)
+        bytes_ = manifest.location if isinstance(manifest.location, Bytes) else None
+        if bytes_ is not None and self._model.pushed:
+            await bytes_.there.wait()
+            if bytes_.overtaken:
+                return failure(
+                    "store", "missing", f"version {manifest.version} was overtaken before it was in the store"
+                )
         if self._model.pull is not None:
             await self._model.pull(manifest.version)
         await asyncio.sleep(self._model.prefetch_s)
         fault = await self._fault("prefetch")
         if isinstance(fault, Failure):
             return fault
-        if isinstance(manifest.location, Bytes) and manifest.location.gone:
+        if bytes_ is not None and bytes_.gone:
             return failure("store", "missing", f"the bytes of version {manifest.version} are gone with their owner")
         self._held[manifest.version] = manifest
         return None
@@ -338,6 +353,11 @@ class SimEngine:
             self.asleep = False
             for running in self._running.values():
                 self._sample(running)
+
+
+def _prompt_tokens(context: Segment) -> int:
+    """Tokens before the first that was sampled."""
+    return sum(piece.n_tokens for piece in takewhile(lambda piece: not piece.spans, context.pieces))
 
 
 def _failed(why: Failure) -> Generation:

@@ -1,7 +1,7 @@
 """Simulated environments and scorers: latencies, rewards and faults by function of the trajectory, on virtual time.
 
 Invariant: a call to an environment answers once: in time, at its deadline, or in the instant in which its host is lost. What
-a call takes on an idle world is the model's; images pulled at the same time and cores that are short only make it longer.
+a call takes on an idle world is the model's; images pulled at the same time only make it longer.
 """
 
 from __future__ import annotations
@@ -39,10 +39,6 @@ class EnvModel:
     metrics: Callable[[TrajId, int], dict[str, float]] = field(default=lambda traj, attempt: {})
     pull: Callable[[TrajId, int], Pull | None] | None = None
     """The image that has to be there first, over a link that all hosts share; None: it is there."""
-    cpu_s: Callable[[TrajId, int, Call, int], float] | None = None
-    """Of a call's latency, what its host computes, after the rest of it; matters where cores are given."""
-    cores: float = 0.0
-    """Of a host, shared by its sessions; 0: as many as they like."""
     sessions_per_host: int = 0
     """Further ones wait until one is closed, first come first served; 0: no limit."""
 
@@ -50,14 +46,13 @@ class EnvModel:
 class SimHost:
     """One env host: its sessions live and die with it."""
 
-    __slots__ = ("calls", "cpu", "lost", "name", "room", "sessions")
+    __slots__ = ("calls", "lost", "name", "room", "sessions")
 
-    def __init__(self, name: str, *, cores: float = 0.0, room: float = math.inf) -> None:
+    def __init__(self, name: str, *, room: float = math.inf) -> None:
         self.name = name
         self.sessions = 0
         self.room = room
         """Sessions that it takes beside those that are open or being opened."""
-        self.cpu = FairShare(cores, each=1.0) if cores else None
         self.calls: dict[asyncio.Future[Failure | None], None] = {}
         """Calls under way, in the order in which they came; an answer that is set ends the call."""
         self.lost: Failure | None = None
@@ -126,7 +121,7 @@ class SimEnv:
         return sum(host.sessions for host in (*self.hosts.values(), *self._left))
 
     def add(self, name: str) -> None:
-        host = SimHost(name, cores=self._model.cores, room=self._model.sessions_per_host or math.inf)
+        host = SimHost(name, room=self._model.sessions_per_host or math.inf)
         self.hosts[name] = host
         while host.room and self._line.give(host):
             host.room -= 1
@@ -212,22 +207,7 @@ class SimSession:
             self._dead = await self._on.spend(deadline_s - now, late)
             return self._dead
         outcome = fault if isinstance(fault, Failure) else None
-        cpu = self._on.cpu
-        if cpu is None or self._model.cpu_s is None:
-            return await self._on.spend(latency_s, outcome)
-        own_s = min(latency_s, self._model.cpu_s(self._traj, self._attempt, name, self._turn))
-        return await self._compute(name, cpu, latency_s - own_s, own_s, deadline_s) or outcome
-
-    async def _compute(
-        self, name: Call, cpu: FairShare, aside_s: float, own_s: float, deadline_s: float
-    ) -> Failure | None:
-        """Wait for what is not the host's, then take its cores for as long as they let it."""
-        why = await self._on.spend(aside_s, None) if aside_s > 0 else None
-        if why is None and own_s > 0:
-            late = failure("env", "timeout", f"{name} of {self._traj} passed its deadline on a busy host")
-            why = await self._on.draw(cpu, own_s, deadline_s, late)
-            self._dead = why
-        return why
+        return await self._on.spend(latency_s, outcome)
 
     async def reset(self, *, deadline_s: float) -> Observation | Failure:
         why = await self.call("reset", deadline_s)

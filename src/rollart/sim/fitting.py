@@ -6,7 +6,7 @@ a split engine stand behind one port and take devices of both pools.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollart.config.cluster import LinkConfig
@@ -49,14 +49,17 @@ class Fitting:
     nodes: dict[str, NodePulls] = field(default_factory=dict)
     """`pool/node` -> what it has pulled."""
 
-    def takes(self, role: Role, pool: str, degrees: Degrees) -> Mapping[str, int]:
-        """How many devices of which pools a worker takes. The trainer's are its own, whoever takes turns with it on them."""
+    def takes(self, role: Role, pool: str, degrees: Degrees) -> Mapping[str, Sequence[int]]:
+        """How many devices of which pools each part of a worker takes.
+
+        The trainer's are its own: a pool that trains and one for rewards have no other role, but for engines in turn with it.
+        """
         if role in ("train", "env", "score"):
             return {}
         if role == "decode" and self.halves is not None:
             workers = {half.pool: half.workers for half in (self.halves.prefill, self.halves.decode)}
-            return {name: n * self.engines[name].ranks for name, n in workers.items()}
-        return {pool: self.engines[pool].ranks if pool in self.engines else degrees.tp * degrees.pp}
+            return {name: (self.engines[name].ranks,) * n for name, n in workers.items()}
+        return {pool: (self.engines[pool].ranks if pool in self.engines else degrees.tp * degrees.pp,)}
 
     def fit(self, lease: Lease) -> Fitted:
         """The engine of a lease."""
@@ -74,8 +77,8 @@ class Fitting:
             return Batching(hardware.cost, hardware.rules, evict=prefixes.evict, idle=lambda: prefixes.idle_tokens)
 
         model = EngineModel(
-            pull=pull, apply_s=path.load_s, length=self._length, shares=own.prefix_cache, caches=own.prefix_cache,
-            sleep_s=own.sleep_s, wake_s=own.wake_s, pace=pace,
+            pushed=path.push_s > 0, pull=pull, apply_s=path.load_s, length=self._length, shares=own.prefix_cache,
+            caches=own.prefix_cache, sleep_s=own.sleep_s, wake_s=own.wake_s, pace=pace,
         )  # fmt: skip
         return Fitted(model=model, kv_tokens=hardware.kv_tokens * (split.decode.workers if split is not None else 1))
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from rollart.config.cluster import PoolConfig
 from rollart.config.placement import device_of, shape_of
 from rollart.config.schema import RunConfig
-from rollart.config.virtual import ModelledEngine, ShapeModel
+from rollart.config.served import kv_tokens, server_of, smallest_tp
+from rollart.config.virtual import ModelledEngine, ShapeModel, WorkloadEnv
 from rollart.core.errors import ConfigError
 from rollart.core.resources import Degrees
-from rollart.perf.calibrated import Calibration, engine_cost
 from rollart.perf.devices import GIB, Device
 from rollart.perf.engines import EngineFacts, engine_facts
 from rollart.perf.inference import COLLECTIVE_BYTES, EngineCost
@@ -23,8 +23,6 @@ from rollart.perf.serving import Server
 from rollart.perf.shapes import ModelShape
 from rollart.sim.batching import BatchRules
 
-BLOCK_TOKENS = 16
-"""Tokens of a block of cache, as vLLM and SGLang divide it by default; a sequence's last block is half empty on average."""
 MOST_TP = 64
 """Where the search for a tensor-parallel size that fits ends."""
 
@@ -67,19 +65,16 @@ class EngineHardware:
 class Hardware:
     """Devices, model and engine of a configuration. Raises ConfigError for names that no table knows."""
 
-    def __init__(self, config: RunConfig, *, calibration: Calibration | None = None) -> None:
-        if not isinstance(config.model, ShapeModel):
-            raise ConfigError(
-                f"model.kind={config.model.kind}: a simulation needs a shape; use model.kind=shape with model.name"
-            )
-        if not isinstance(config.engine, ModelledEngine):
-            raise ConfigError(f"engine.kind={config.engine.kind} has no cost model; use engine.kind=modelled")
+    def __init__(self, config: RunConfig) -> None:
+        model, engine = config.model, config.engine
+        problems = _unmodelled(config)
+        if problems or not isinstance(model, ShapeModel) or not isinstance(engine, ModelledEngine):
+            raise ConfigError("\n".join(problems))
         self._cluster = config.cluster
-        self._engine = config.engine
-        self._calibration = calibration
-        self.max_context = config.model.max_context
-        self.shape: ModelShape = shape_of(config.model)
-        self.facts = engine_facts(config.engine.name, config.engine.version)
+        self._engine = engine
+        self.max_context = model.max_context
+        self.shape: ModelShape = shape_of(model)
+        self.facts = engine_facts(engine.name, engine.version)
         self._made: dict[tuple[str, Degrees], EngineHardware] = {}
 
     @property
@@ -100,12 +95,12 @@ class Hardware:
     def _make(self, name: str, pool: PoolConfig, degrees: Degrees) -> EngineHardware:
         device = self.device(pool)
         self._check_degrees(f"cluster.pools.{name}", degrees)
-        server = self._server(device, degrees)
-        kv_tokens = self._kv_tokens(server)
-        if kv_tokens < self.max_context:
-            raise ConfigError(self._no_room(name, device, degrees, kv_tokens))
+        server = server_of(self._engine, device, self.shape, degrees)
+        room = kv_tokens(server, self.max_context)
+        if room < self.max_context:
+            raise ConfigError(self._no_room(name, device, degrees, room))
         rules = BatchRules(
-            max_live=int(server.sequences), step_tokens=int(server.step_tokens), kv_tokens=float(kv_tokens),
+            max_live=int(server.sequences), step_tokens=int(server.step_tokens), kv_tokens=float(room),
             mixed=self.facts.mixed,
         )  # fmt: skip
         return EngineHardware(
@@ -131,48 +126,17 @@ class Hardware:
                 f"{degrees.tp}; use {at}.ep={near}"
             )
 
-    def _server(self, device: Device, degrees: Degrees) -> Server:
-        engine = self._engine
-        cost = engine_cost(
-            device, self.shape, degrees, precision=engine.dtype, engine=engine.name, version=engine.version,
-            step_tokens=float(engine.step_tokens), calibration=self._calibration,
-        )  # fmt: skip
-        return Server(
-            cost=cost, facts=self.facts, max_sequences=float(engine.max_live), max_step_tokens=float(engine.step_tokens)
-        )
-
-    def _kv_tokens(self, server: Server) -> int:
-        """Whole blocks of cache, less what live sequences leave empty of their last ones; 0: not even the weights fit."""
-        try:
-            capacity = server.cost.kv_capacity_tokens()
-        except ConfigError:
-            return 0
-        if self.facts.frees_windows:  # layers that see a window hold less than a token's cache for each token
-            capacity *= self.max_context / max(1.0, server.cost.sequence_tokens(self.max_context))
-        live = min(server.sequences, capacity / self.max_context)
-        return max(0, int(capacity - live * BLOCK_TOKENS / 2) // BLOCK_TOKENS * BLOCK_TOKENS)
-
-    def _no_room(self, name: str, device: Device, degrees: Degrees, kv_tokens: int) -> str:
-        cost = self._server(device, degrees).cost
+    def _no_room(self, name: str, device: Device, degrees: Degrees, room: int) -> str:
+        cost = server_of(self._engine, device, self.shape, degrees).cost
         needed = needed_bytes(cost, self.max_context) / GIB
         at = f"cluster.pools.{name}"
-        fits = self.smallest_tp(device, degrees)
+        fits = smallest_tp(self._engine, device, self.shape, degrees, max_context=self.max_context, most=MOST_TP)
         way = f"use {at}.tp={fits}" if fits else "use more pipeline stages (pp) or a device with more memory"
         return (
             f"{at}: {self.shape.name} with a trajectory of model.max_context={self.max_context} tokens needs {needed:.1f} GiB "
             f"on each of {cost.ranks} {device.name}, which give {cost.memory_fraction * device.memory_bytes / GIB:.1f} GiB of "
-            f"{device.memory_bytes / GIB:.1f} (room for {kv_tokens} tokens of cache); {way}, or a smaller model.max_context"
+            f"{device.memory_bytes / GIB:.1f} (room for {room} tokens of cache); {way}, or a smaller model.max_context"
         )
-
-    def smallest_tp(self, device: Device, degrees: Degrees) -> int | None:
-        """The fewest tensor-parallel ranks on which the longest trajectory has room; None: no power of two does."""
-        tp = 1
-        while tp <= MOST_TP:
-            dp = max(1, degrees.ep // tp)
-            if self._kv_tokens(self._server(device, degrees._replace(tp=tp, dp=dp))) >= self.max_context:
-                return tp
-            tp *= 2
-        return None
 
 
 def needed_bytes(cost: EngineCost, tokens: float) -> float:
@@ -180,3 +144,20 @@ def needed_bytes(cost: EngineCost, tokens: float) -> float:
     fixed = cost.weight_bytes() + cost.runtime_bytes + cost.activation_bytes()
     fixed += COLLECTIVE_BYTES if cost.ranks > 1 else 0.0
     return fixed + tokens / cost.attention_dp * cost.kv_bytes_per_token()
+
+
+def _unmodelled(config: RunConfig) -> list[str]:
+    """All parts of a configuration that no cost model stands for, a line each."""
+    lines = []
+    if not isinstance(config.model, ShapeModel):
+        lines.append(
+            f"model.kind={config.model.kind}: a simulation needs a shape; use model.kind=shape with model.name"
+        )
+    if not isinstance(config.engine, ModelledEngine):
+        lines.append(f"engine.kind={config.engine.kind} has no cost model; use engine.kind=modelled")
+    lines += [
+        f"tasks.{name}.env.kind={task.env.kind} is an environment; a simulation needs its load: use env.kind=workload"
+        for name, task in config.tasks.items()
+        if not isinstance(task.env, WorkloadEnv)
+    ]
+    return lines

@@ -89,7 +89,6 @@ def environments(draws: Mapping[str, Draws]) -> EnvModel:
     return EnvModel(
         latency_s=by_task.latency_s, fault=by_task.fault, turns=by_task.turns, reward=by_task.reward, tokens=by_task.tokens,
         pull=by_task.pull if any(model.pull for model in models.values()) else None,
-        cpu_s=by_task.cpu_s if any(model.cpu_s for model in models.values()) else None,
     )  # fmt: skip
 
 
@@ -120,7 +119,3 @@ class _ByTask:
     def pull(self, traj: TrajId, attempt: int) -> Pull | None:
         own = self._of(traj).pull
         return None if own is None else own(traj, attempt)
-
-    def cpu_s(self, traj: TrajId, attempt: int, call: Call, turn: int) -> float:
-        own = self._of(traj).cpu_s
-        return 0.0 if own is None else own(traj, attempt, call, turn)

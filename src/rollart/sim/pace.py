@@ -8,6 +8,7 @@ request was stopped before.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -22,6 +23,9 @@ class Stopped(NamedTuple):
     tokens: int
     reread: int = 0
     """Tokens that were computed again in between, because a preemption threw their cache away."""
+    unread: int = 0
+    """Tokens that have no cache because their reading was cut short: of `Work.read` before anything is sampled; later, of a
+    request that was preempted, of its context and its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Pace(Protocol):
 
 class _Own(NamedTuple):
     since_s: float
+    """When all is read."""
     token_s: float
     wanted: int
     timer: asyncio.TimerHandle
@@ -89,6 +94,8 @@ class EachAlone:
     def stop(self, key: Hashable) -> Stopped:
         tokens = self.tokens(key)
         own = self._own.pop(key, None)
-        if own is not None:
-            own.timer.cancel()
-        return Stopped(tokens)
+        if own is None:
+            return Stopped(0)
+        own.timer.cancel()
+        left_s = own.since_s - asyncio.get_running_loop().time()
+        return Stopped(tokens, unread=math.ceil(left_s / self._read_token_s - ROUNDING) if left_s > 0 else 0)

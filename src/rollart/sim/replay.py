@@ -195,7 +195,7 @@ class Replay:
             f"{1e6 * laws.engine.token_s:.3g} us a token; {laws.engine.fit.error:.1%} median error over "
             f"{laws.engine.fit.windows} windows",
             f"training step: {1e3 * laws.trainer.step_s:.3g} ms + {1e3 * laws.trainer.pass_s:.3g} ms a pass + "
-            f"{1e6 * laws.trainer.token_s:.3g} us a padded token; {laws.trainer.fit.error:.1%} over "
+            f"{1e6 * laws.trainer.token_s:.3g} us a token; {laws.trainer.fit.error:.1%} over "
             f"{laws.trainer.fit.windows} steps",
             "trajectories: "
             + ", ".join(f"{name} from {len(task.played)} that were played" for name, task in laws.tasks.items()),

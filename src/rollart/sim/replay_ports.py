@@ -30,7 +30,7 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
-from rollart.learn.batching import read_tokens, split
+from rollart.learn.batching import Prompt, computed_tokens, prompt_tokens, read_tokens, split_by_prompt
 from rollart.perf.measured import Calibrated
 from rollart.sim.engine import SimEngine
 from rollart.sim.envs import SimEnv, SimSession
@@ -121,7 +121,7 @@ class ReplayTrainer:
         self._control = control
         self._laws = calibrated
         self._micro_tokens = micro_tokens
-        self._passes = self._padded = 0
+        self._passes = self._computed = 0
         """Of the step that is open."""
 
     async def _all(self, work_s: Sequence[float]) -> None:
@@ -130,27 +130,28 @@ class ReplayTrainer:
 
     async def begin(self, step: int, *, total_weight: float | None) -> None:
         await self._control.work(self._laws.control.step_s)
-        self._passes = self._padded = 0
+        self._passes = self._computed = 0
         await self.inner.begin(step, total_weight=total_weight)
 
     async def accumulate(self, samples: Sequence[Sample]) -> Mapping[str, float]:
         law = self._laws.trainer
         lengths = [read_tokens(sample.segment) for sample in samples]
-        parts = split(lengths, ranks=len(self._ranks), micro_batch_tokens=self._micro_tokens)
-        padded = [
-            sum(len(batch) * max(lengths[index] for index in batch) for batch in batches if batch) for batches in parts
-        ]
+        prompts = [_prompt(sample) for sample in samples]
+        parts = split_by_prompt(
+            lengths, prompts, ranks=len(self._ranks), micro_batch_tokens=self._micro_tokens
+        )  # fmt: skip
+        computed = [sum(computed_tokens(batch, lengths, prompts) for batch in batches) for batches in parts]
         await self._all(
-            [law.pass_s * len(batches) + law.token_s * tokens for batches, tokens in zip(parts, padded, strict=True)]
+            [law.pass_s * len(batches) + law.token_s * tokens for batches, tokens in zip(parts, computed, strict=True)]
         )
         self._passes += len(parts[0])
-        self._padded += sum(padded)
+        self._computed += sum(computed)
         return await self.inner.accumulate(samples)
 
     async def finish(self) -> Mapping[str, float]:
         await self._all([self._laws.trainer.step_s] * len(self._ranks))
         metrics = await self.inner.finish()
-        return {**metrics, "micro_batches": float(self._passes), "padded_tokens": float(self._padded)}
+        return {**metrics, "micro_batches": float(self._passes), "computed_tokens": float(self._computed)}
 
     async def logprobs(self, samples: Sequence[Sample]) -> object:
         return await self.inner.logprobs(samples)
@@ -164,6 +165,12 @@ class ReplayTrainer:
 
     async def checkpoint(self, path: str, mode: Literal["save", "load"]) -> None:
         await self.inner.checkpoint(path, mode)
+
+
+def _prompt(sample: Sample) -> Prompt:
+    """The rows of a group begin with one prompt; a later segment begins with a context of its own."""
+    group = sample.traj.rpartition("/")[0]
+    return (group if sample.index == 0 else (sample.traj, sample.index)), prompt_tokens(sample.segment)
 
 
 @dataclass(frozen=True, slots=True)

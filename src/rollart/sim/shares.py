@@ -1,4 +1,4 @@
-"""What many draw on at once (a registry's link, a host's cores), shared out equally from instant to instant.
+"""What many draw on at once (a registry's link), shared out equally from instant to instant.
 
 Owns processor sharing: with n jobs each gets `min(each, capacity / n)` a second. Invariants: what jobs have got together is
 the integral of that; equal jobs of one instant end in one instant, in the order in which they came. All jobs rise at one rate,
@@ -29,7 +29,7 @@ class Job:
 
 
 class FairShare:
-    """`capacity` units a second in all, at most `each` for one job: bytes of a link, seconds of a host's cores."""
+    """`capacity` units a second in all, at most `each` for one job: bytes of a link."""
 
     __slots__ = (
         "_at_s",
@@ -39,10 +39,7 @@ class FairShare:
         "_level",
         "_order",
         "_timer",
-        "busy_s",
         "each",
-        "given",
-        "most",
     )
 
     def __init__(self, capacity: float, each: float = math.inf) -> None:
@@ -53,12 +50,6 @@ class FairShare:
             raise ConfigError("something shared has neither a capacity nor a rate for each; give one of them")
         self._capacity = capacity
         self.each = each
-        self.busy_s = 0.0
-        """Seconds in which anyone drew."""
-        self.given = 0.0
-        """Units, to all together."""
-        self.most = 0
-        """Jobs at once."""
         self._level = 0.0
         self._at_s = 0.0
         self._order = 0
@@ -83,7 +74,6 @@ class FairShare:
         job = Job(self._level + max(0.0, amount), done)
         heapq.heappush(self._ends, (job.end, self._order, job))
         self._jobs += 1
-        self.most = max(self.most, self._jobs)
         self._arm()
         return job
 
@@ -106,8 +96,6 @@ class FairShare:
         elapsed, self._at_s = now - self._at_s, now
         if self._jobs and elapsed > 0:
             self._level += elapsed * self.rate
-            self.given += elapsed * self.rate * self._jobs
-            self.busy_s += elapsed
 
     def _arm(self) -> None:
         """Wake when the next one ends at today's rate."""

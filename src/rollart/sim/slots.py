@@ -1,12 +1,13 @@
 """Which devices of a simulated cluster are taken, by whom, and on which node they stand.
 
-Invariant: a device is in one lease at a time; what is asked beyond the pool's devices is refused with its name and numbers.
+Invariants: a device is in one lease at a time; a worker that has room on one node stands on one, a larger one has whole nodes
+to begin with; what is asked beyond the pool's devices is refused with its name and numbers.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollart.core.errors import failure
@@ -26,27 +27,59 @@ def node_of(device: str) -> str:
 
 @dataclass(slots=True)
 class Slots:
-    """Free devices by pool, the lowest first, so that leases of one size never straddle nodes that they need not."""
+    """Free devices by pool and node; the lowest go first."""
 
     sizes: Mapping[str, PoolSize]
-    _free: dict[str, list[int]] = field(default_factory=dict)
+    _free: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Pool -> the free devices of each of its nodes, in order."""
     _taken: dict[str, list[tuple[str, list[int]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._free = {name: list(range(size.devices)) for name, size in self.sizes.items()}
+        for name, size in self.sizes.items():
+            starts = range(0, size.devices, size.devices_per_node)
+            self._free[name] = [list(range(at, min(size.devices, at + size.devices_per_node))) for at in starts]
 
-    def take(self, lease: str, wanted: Mapping[str, int]) -> tuple[str, ...] | Failure:
-        """Devices as `pool/node/place`, those of the first pool of `wanted` first."""
-        for pool, n in wanted.items():
-            if pool not in self.sizes:
-                known = ", ".join(self.sizes) or "none"
-                return failure("cluster", "no_room", f"there is no pool {pool!r}; pools: {known}", retryable=False)
-            free, size = len(self._free[pool]), self.sizes[pool].devices
-            if n > free:
-                return failure("cluster", "no_room", f"pool {pool} has {free} of {size} devices free, {n} are needed")
-        parts = [(pool, [heapq.heappop(self._free[pool]) for _ in range(n)]) for pool, n in wanted.items()]
+    def take(self, lease: str, wanted: Mapping[str, Sequence[int]]) -> tuple[str, ...] | Failure:
+        """Devices as `pool/node/place`, those of the first pool of `wanted` first.
+
+        `wanted`: pool -> how many devices each of the lease's workers there takes.
+        """
+        parts: list[tuple[str, list[int]]] = []
+        for pool, workers in wanted.items():
+            for n in workers:
+                part = self._worker(pool, n) if pool in self.sizes else None
+                if part is None:
+                    self._put_back(parts)
+                    return self._no_room(pool, workers)
+                parts.append((pool, part))
         self._taken[lease] = parts
         return tuple(self._name(pool, index) for pool, part in parts for index in part)
+
+    def _worker(self, pool: str, n: int) -> list[int] | None:
+        """The devices of one worker, or none where it would have to straddle nodes."""
+        nodes, per_node = self._free[pool], self.sizes[pool].devices_per_node
+        if n <= per_node:
+            found = next(([node] for node in nodes if len(node) >= n), None)
+        else:
+            whole = [node for node in nodes if len(node) == per_node]
+            needed = -(-n // per_node)
+            found = whole[:needed] if len(whole) >= needed else None
+        if found is None:
+            return None
+        part: list[int] = []
+        for node in found:
+            few = n - len(part)
+            part += node[:few]
+            del node[:few]
+        return part
+
+    def _no_room(self, pool: str, workers: Sequence[int]) -> Failure:
+        if pool not in self.sizes:
+            known = ", ".join(self.sizes) or "none"
+            return failure("cluster", "no_room", f"there is no pool {pool!r}; pools: {known}", retryable=False)
+        free, size, n = sum(map(len, self._free[pool])), self.sizes[pool].devices, sum(workers)
+        apart = "" if n > free else f", {max(workers)} of them on one node or on whole ones"
+        return failure("cluster", "no_room", f"pool {pool} has {free} of {size} devices free, {n} are needed{apart}")
 
     def _name(self, pool: str, index: int) -> str:
         node, place = divmod(index, self.sizes[pool].devices_per_node)
@@ -54,6 +87,9 @@ class Slots:
 
     def give_back(self, lease: str) -> None:
         """Idempotent."""
-        for pool, part in self._taken.pop(lease, ()):
+        self._put_back(self._taken.pop(lease, ()))
+
+    def _put_back(self, parts: Iterable[tuple[str, list[int]]]) -> None:
+        for pool, part in parts:
             for index in part:
-                heapq.heappush(self._free[pool], index)
+                bisect.insort(self._free[pool][index // self.sizes[pool].devices_per_node], index)

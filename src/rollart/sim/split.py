@@ -110,15 +110,6 @@ class SplitPace:
         self._link_free_s = [0.0] * len(self.readers)
 
     @property
-    def read_busy_s(self) -> float:
-        """Prefill workers together."""
-        return sum(worker.busy_s for worker in self.readers)
-
-    @property
-    def decode_busy_s(self) -> float:
-        return sum(worker.busy_s for worker in self.decoders)
-
-    @property
     def preemptions(self) -> int:
         return sum(worker.preemptions for worker in self.decoders)
 
@@ -174,10 +165,12 @@ class SplitPace:
         else:
             self._has_moved(key)
 
-    def _leave_reader(self, key: Hashable, request: _Request) -> None:
+    def _leave_reader(self, key: Hashable, request: _Request) -> int:
+        """Returns what is left to be read of it."""
         stopped = self.readers[request.pair.reader].stop(key)
-        request.first, request.reread = stopped
+        request.first, request.reread = stopped.tokens, stopped.reread
         self._to_read[request.pair.reader] -= request.to_read
+        return stopped.unread
 
     def _has_moved(self, key: Hashable) -> None:
         """The first token is the last that the decode worker has no keys and values of: its first step reads it."""
@@ -200,21 +193,21 @@ class SplitPace:
         request = self._in.get(key)
         if request is None:
             return Stopped(0)
-        tokens, reread = request.first, request.reread
+        unread, rest = 0, Stopped(0)
         if request.phase == "read":
-            self._leave_reader(key, request)
-            tokens, reread = request.first, request.reread
+            unread = min(request.work.read, self._leave_reader(key, request))
         else:
             request.pair.unread = 0
         if request.phase == "decoded":
             rest = self.decoders[request.pair.decoder].stop(key)
-            tokens, reread = tokens + rest.tokens, reread + rest.reread
+            unread = rest.unread
+        tokens, reread = request.first + rest.tokens, request.reread + rest.reread
         if request.timer is not None:
             request.timer.cancel()
         del self._in[key]
         self._live[request.pair.decoder] -= 1
         request.pair.unread += tokens
-        return Stopped(tokens, reread)
+        return Stopped(tokens, reread, unread)
 
 
 def split_pace(

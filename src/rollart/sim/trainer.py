@@ -17,6 +17,7 @@ from typing import Literal
 from rollart.core.errors import TrainerError, TrainerLost
 from rollart.core.types import Failure, Fingerprint, Manifest, Sample, Version
 from rollart.sim.disk import SimDisk, Weights
+from rollart.sim.pushes import Bytes, Pushes
 
 WEIGHT_BYTES = 1 << 20
 """Size of the pretended weights; only reports show it."""
@@ -35,8 +36,8 @@ class TrainerModel:
     finish_s: float = 0.0
     publish_s: float = 0.0
     push_s: float = 0.0
-    """Seconds in which published bytes are then on their way into the store, beside what the trainer does next; one version
-    after another."""
+    """Seconds in which published bytes are then on their way into the store, beside what the trainer does next
+    (`pushes.py`)."""
     save_s: float = 0.0
     load_s: float = 0.0
     changes_weights: bool = True
@@ -56,15 +57,6 @@ class TrainerModel:
     """Published bytes that no engine has fetched are gone with the trainer that published them."""
 
 
-@dataclass(slots=True)
-class Bytes:
-    """Where a published version's bytes are."""
-
-    gone: bool = False
-    there_s: float = 0.0
-    """When all of them are in the store."""
-
-
 class SimTrainer:
     def __init__(self, model: TrainerModel, *, name: str = "trainer-0", disk: SimDisk | None = None) -> None:
         self.name = name
@@ -78,8 +70,7 @@ class SimTrainer:
         self._calls: Counter[TrainerCall] = Counter()
         self._under_way: dict[asyncio.Future[None], None] = {}
         self._published: list[Bytes] = []
-        self._pushed_s = 0.0
-        """When the version before is in the store."""
+        self._pushes = Pushes(model.push_s)
         self.die: Callable[[str], None] = self._die_alone
         """Set by the cluster, which has to be told too."""
 
@@ -103,7 +94,7 @@ class SimTrainer:
             if not call.done():
                 call.set_exception(TrainerLost(why.detail))
         for published in self._published if self._model.bytes_die else ():
-            published.gone = True
+            published.lose()
 
     def _die_alone(self, detail: str) -> None:
         self.lose(Failure(where="trainer", kind="lost", retryable=True, detail=detail))
@@ -167,8 +158,7 @@ class SimTrainer:
 
     async def publish(self, version: Version) -> Manifest:
         await self._spend("publish", self._model.publish_s)
-        self._pushed_s = max(self._pushed_s, asyncio.get_running_loop().time()) + self._model.push_s
-        self._published.append(Bytes(there_s=self._pushed_s))
+        self._published.append(self._pushes.begin())
         return Manifest(
             version=version,
             shards={"weights/0/0-1/float32": self._model.weight_bytes},

@@ -42,7 +42,7 @@ FORWARD = 1.0 / 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainLaw:
-    """`perf.training.step_time` for one model on one pool, with the package's constants or the given ones."""
+    """`perf.training.step_time` for one model on one pool, with the package's constants."""
 
     shape: ModelShape
     device: Device
@@ -125,9 +125,7 @@ class TrainerHardware:
         return each, max(0.0, less - per_rank * each)
 
 
-def trainer_hardware(
-    config: RunConfig, shape: ModelShape, *, longest: int, usual: float, constants: Calibration | None = None
-) -> TrainerHardware:
+def trainer_hardware(config: RunConfig, shape: ModelShape, *, longest: int, usual: float) -> TrainerHardware:
     """The trainer on all pools with role train, with the fastest plan that fits trajectories of `longest` tokens.
 
     `usual`: tokens of a usual trajectory, at which plans are compared. Raises ConfigError when none fits.
@@ -140,7 +138,7 @@ def trainer_hardware(
         links = replace(links, intra_bytes_per_s=device.link_bytes_per_s)
     law = TrainLaw(
         shape=shape, device=device, fabric=links, framework=config.trainer.plan.framework,
-        constants=constants or calibration()[0],
+        constants=calibration()[0],
     )  # fmt: skip
     devices = sum(pool.devices for pool in pools.values())
     if config.trainer.plan.ep > 1 and not shape.experts:

@@ -1,9 +1,9 @@
 """How long new weights are on their way from a simulated trainer to what its engines serve.
 
 Owns the three legs of RollArt's cross-cluster path (arXiv 2512.22560, M9): one push into a store beside the engines, one pull
-per node of engines into its host's memory, one load into the devices at the apply. Push and pull go on beside rollout and the next
-step, so only the load is exposed. Invariants: the naive way takes push + pull; what is exposed is never more than the pull; engines
-of one node share one pull of a version, whoever asks first.
+per node of engines into its host's memory, one load into the devices at the apply. Push and pull go on beside rollout and the
+next step, so only the load is exposed. Invariants: the naive way takes push + pull; what is exposed is never more than the
+pull; engines of one node share one pull of a version, whoever asks first.
 
 An engine of several tensor-parallel ranks takes longer for the same bytes, both times: the host cuts each rank's slices out of
 whole buckets. With the defaults of `LinkConfig` the paper's table for 8B, 14B and 32B (1, 2 and 4 ranks) comes out within 15 %.
@@ -63,7 +63,7 @@ def weight_path(weight_bytes: float, link: LinkConfig, *, tp: int = 1) -> Weight
 
 
 def offload_s(weight_bytes: float, devices: int, link: LinkConfig) -> float:
-    """What a publish costs the trainer: each of its devices hands its share to its host; the push goes on beside the next step."""
+    """What a publish costs the trainer: each of its devices hands its share to its host; the push goes on beside it."""
     return weight_bytes / devices / (link.load_gbyte_per_s * GB)
 
 

@@ -7,17 +7,17 @@ a run changes; every figure that comes of it rests on what `Virtual.basis` lists
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollart.config.cluster import SAMPLING_ROLES, DeviceConfig, PoolConfig
-from rollart.config.placement import colocated_pools, halves, layout, placements
+from rollart.config.placement import Placement, colocated_pools, halves, layout, placements
 from rollart.config.schema import RunConfig
 from rollart.config.virtual import ModelledEngine
 from rollart.core.errors import ConfigError
 from rollart.core.events import Sink
 from rollart.core.resources import Degrees
-from rollart.core.types import TaskSpec, Trajectory
+from rollart.core.types import Failure, TaskSpec, Trajectory
 from rollart.perf.links import fabric
 from rollart.perf.prices import relative_cost
 from rollart.ports import World
@@ -32,7 +32,7 @@ from rollart.sim.trainer import TrainerModel
 from rollart.sim.training import TrainerHardware, trainer_hardware
 from rollart.sim.transfer import WeightPath, buckets, offload_s, same_devices, weight_path
 from rollart.sim.workload import Draws
-from rollart.sim.world import SimCluster
+from rollart.sim.world import SimCluster, Takes
 from rollart.sim.world import world as world_of
 
 LONGEST_SHARE = 2.0
@@ -88,19 +88,22 @@ def build(config: RunConfig) -> Virtual:
     _check_deadlines(config, trainer, paths)
     costs = {name: pool.devices * _cost_of(config, hardware, pool) for name, pool in pools.items()}
     fitting = _fitting(config, pools, engines, paths, draws)
+    check_room(placements(config), fitting.sizes, fitting.takes)
     specs = task_specs(config, draws, max_context=hardware.max_context)
     rewards = _rewards(config, draws, pools)
     cluster = SimCluster(
         engine_of=fitting.fit, env=_env(config, draws),
         trainer=TrainerModel(
-            publish_s=offload_s(trainer.weight_bytes, trainer.plan.devices, config.cluster.link), push_s=push_s, step_s=trainer.samples_s, logprobs_s=trainer.logprobs_s, weight_bytes=trainer.weight_bytes,
+            publish_s=offload_s(trainer.weight_bytes, trainer.plan.devices, config.cluster.link), push_s=push_s,
+            step_s=trainer.samples_s, logprobs_s=trainer.logprobs_s, weight_bytes=trainer.weight_bytes,
             buckets=buckets(trainer.weight_bytes, config.cluster.link), remembers=False,
         ),
         slots=Slots(fitting.sizes), takes=fitting.takes, scoring=None if rewards is None else lambda: rewards,
     )  # fmt: skip
     return Virtual(
         config=config, cluster=cluster, tasks=specs, trainer=trainer, engines=engines, paths=paths, rewards=rewards,
-        basis=basis(config, hardware, trainer, engines, paths, draws), notes=notes(config, hardware, draws, trainer, costs),
+        basis=basis(config, hardware, trainer, engines, paths, draws),
+        notes=notes(config, hardware, draws, trainer, engines, costs),
         costs=costs, devices={name: pool.devices for name, pool in pools.items()},
     )  # fmt: skip
 
@@ -109,8 +112,8 @@ def _pools(config: RunConfig) -> Mapping[str, PoolConfig]:
     pools = layout(config)
     if not pools:
         raise ConfigError(
-            "cluster.pools is empty: a simulation needs devices; give for example cluster.pools.all={device: H800, nodes: 4, "
-            "roles: [train, mixed]}"
+            "cluster.pools is empty: a simulation needs devices; give for example cluster.pools.train={device: H800, roles: "
+            "[train]} and cluster.pools.roll={device: H20}"
         )
     return pools
 
@@ -220,6 +223,19 @@ def _fitting(
         engines=engines, paths=paths, draws=draws,
         halves=None if split is None else Halves(prefill=split[0], decode=split[1]),
     )  # fmt: skip
+
+
+def check_room(places: Sequence[Placement], sizes: Mapping[str, PoolSize], takes: Takes) -> None:
+    """Raises ConfigError where not all workers have devices at the same time."""
+    slots = Slots(sizes)
+    for n, place in enumerate(places):
+        taken = slots.take(f"worker {n}", takes(place.role, place.pool, place.degrees))
+        if isinstance(taken, Failure):
+            alike = sum(place == other for other in places)
+            raise ConfigError(
+                f"cluster.pools.{place.pool}: no devices for {alike} workers of role {place.role}: {taken.detail}; use fewer "
+                "roles of the pool, or more of its nodes"
+            )
 
 
 def _size(pool: PoolConfig) -> PoolSize:

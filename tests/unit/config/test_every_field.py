@@ -20,7 +20,7 @@ COMPANIONS = {
     "none": ("schedule.max_staleness=0",),  # asynchronous training needs a correction
 }
 """What a variant needs beside its own keys."""
-POOL = ("cluster.pools.probe.device=H20", "cluster.pools.probe.roles=[mixed, train]")
+POOL = ("cluster.pools.probe.device=H20", "cluster.pools.probe.roles=[mixed, train]", "schedule.max_staleness=0")
 BESIDE = {
     "cluster.pools.": POOL,
     "schedule.colocated": ("schedule.max_staleness=0",),
@@ -29,10 +29,10 @@ BESIDE = {
     ),
 }
 """What keys that begin so need beside them."""
-LISTS = {"cluster.pools.probe.roles": "mixed, train, score", "affinity.tasks.probe.pools": "probe"}
+LISTS = {"cluster.pools.probe.roles": "train, mixed", "affinity.tasks.probe.pools": "probe"}
 """Values of lists that cannot hold any word."""
-TEXTS = ("another", r'"ab\n"')
-"""Values for fields that take text; the second is an alphabet."""
+TEXTS = ("another", r'"ab\n"', "SGLang")
+"""Values for fields that take text; the second is an alphabet, the third an engine's name."""
 STEPS = (1, 2, -1, -2, 4, 6, 8, 16, 24, 56)
 """Added to a number's default until a value passes that the rules across keys allow."""
 

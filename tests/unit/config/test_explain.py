@@ -16,6 +16,7 @@ from rollart.config.schema import (
     TaskConfig,
     TrainerConfig,
 )
+from rollart.recipes import registry
 
 
 def task(ratio: float, max_turns: int, max_tokens: int) -> TaskConfig:
@@ -113,3 +114,28 @@ def test_the_same_is_there_for_machines() -> None:
     assert data["values"]["optimizer.lr"] == {"value": 0.5, "origin": "command line"}
     assert data["values"].keys() == dict(resolved.origins).keys()
     assert data["notes"] == advisories(CONFIG)
+
+
+def test_a_cluster_is_told_by_its_pools_and_a_schedule_by_all_that_it_asks_for() -> None:
+    """Not by `engine.count` and `trainer.ranks`, which it does not use."""
+
+    def rows(*words: str) -> dict[str, str]:
+        text = explain(registry.resolve("rollart_128gpu", words))
+        return {line.split("  ")[0]: " ".join(line.split()) for line in text.splitlines()}
+
+    plain = rows("no_affinity")
+    assert plain["trainer"] == "trainer 32 devices of pool train (H800)"
+    text = explain(registry.resolve("rollart_128gpu"))
+    assert "16  of pool h800 (H800): mixed, of 4 devices (tp 4), 256 requests at once each" in text
+    assert "8  of pool h20 (H20): mixed, of 4 devices (tp 4), 256 requests at once each" in text
+    assert not {"ranks", "tokens per rank at once", "barrier", "colocated", "enforce"} & set(plain)
+    assert "at most 2 RollArt's order" in plain["staleness"]
+    sync = rows("sync")
+    assert "at most 0 synchronous" in sync["staleness"]
+    assert sync["barrier"].startswith("barrier turn the trajectories of a batch take each turn together")
+    assert sync["score"].startswith("score batch rewards are asked for when the last")
+    assert sync["colocated"].startswith("colocated true rollout and training take turns")
+    assert rows("areal")["enforce"].endswith("its bound does not hold")
+    few = "\n".join(advisories(registry.resolve("sim_small", ["engine.max_live=4"]).config))
+    assert "trajectories may want a turn at once, but the engines of cluster.pools take 32; the rest queues" in few
+    assert advisories(registry.resolve("sim_small").config) == []

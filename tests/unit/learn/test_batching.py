@@ -8,7 +8,8 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart.learn.batching import PASS_TOKENS, split
+from rollart.core.types import Segment, Span, Tokens
+from rollart.learn.batching import PASS_TOKENS, computed_tokens, prompt_tokens, split, split_by_prompt
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=60)
 
@@ -71,3 +72,35 @@ def test_a_rank_without_work_gets_empty_micro_batches() -> None:
     assert [len(micro_batches) for micro_batches in parts] == [2, 2]
     assert parts[0][1] == ()
     assert split([], ranks=2, micro_batch_tokens=9) == ((), ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 60)), max_size=60), st.integers(1, 3), st.integers(1, 800))
+def test_rows_of_one_prompt_stay_together_on_one_rank_and_every_row_is_in_one_micro_batch(
+    rows: list[tuple[int, int]], ranks: int, budget: int
+) -> None:
+    prompts = [(which, 5 * which + 1) for which, _ in rows]
+    lengths = [prompt + own for (_, prompt), (_, own) in zip(prompts, rows, strict=True)]
+    parts = split_by_prompt(lengths, prompts, ranks=ranks, micro_batch_tokens=budget)
+    assert sorted(index for of_rank in parts for batch in of_rank for index in batch) == list(range(len(rows)))
+    assert len({len(of_rank) for of_rank in parts}) == 1
+    for batch in (batch for of_rank in parts for batch in of_rank if len(batch) > 1):
+        assert computed_tokens(batch, lengths, prompts) <= budget
+    for which in {which for which, _ in rows} if ranks == 1 else ():
+        members = [index for index, (prompt, _) in enumerate(prompts) if prompt == which]
+        if computed_tokens(members, lengths, prompts) <= budget:
+            assert sum(not set(members).isdisjoint(batch) for batch in parts[0]) == 1
+
+
+def test_a_prompt_that_rows_share_is_computed_once_a_pass_and_a_short_one_in_each() -> None:
+    assert computed_tokens((0, 1, 2), [30, 25, 20], [("a", 10), ("a", 10), ("b", 10)]) == 30 + 15 + 20
+    assert computed_tokens((0, 1), [30, 25], [("a", 7), ("a", 7)]) == 55
+    assert computed_tokens((), [], []) == 1
+
+
+def test_a_prompt_ends_where_the_first_trained_token_begins() -> None:
+    read, sampled = Tokens(n_tokens=5), Tokens(n_tokens=3, spans=(Span(version=0, n_tokens=3),))
+    pieces = (read, sampled, read, sampled)
+    assert prompt_tokens(Segment(pieces=pieces)) == 5
+    assert prompt_tokens(Segment(pieces=pieces, parent=0, shared_tokens=6)) == 6
+    assert prompt_tokens(Segment(pieces=pieces, parent=0, shared_tokens=10)) == 13
+    assert prompt_tokens(Segment(pieces=(read,))) == 5

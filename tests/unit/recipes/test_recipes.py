@@ -10,7 +10,7 @@ import pytest
 
 from rollart.config.explain import advisories
 from rollart.core.errors import ConfigError
-from rollart.recipes.presets import FAMILIES, PRESETS
+from rollart.recipes.presets import FAMILIES, PRESETS, SCHEDULES
 from rollart.recipes.registry import RECIPES, resolve
 
 
@@ -22,24 +22,41 @@ def test_a_recipe_is_named_like_its_run_and_surprises_nobody(name: str) -> None:
     assert [line for line in advisories(config) if "sessions" in line or "share" in line] == []
 
 
+OFF = {"affinity": {"kind": "off"}}
+WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    "sync": {**OFF, "rewards": {"kind": "unlimited"}}, "sync_plus": OFF, "one_off": OFF, "areal": OFF,
+}  # fmt: skip
+"""What a baseline of the papers switches off beside its schedule."""
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_any_preset_lies_over_any_recipe(name: str, preset: str) -> None:
     resolved = resolve(name, [preset])
-    ((part, values),) = PRESETS[preset].items()
-    assert getattr(resolved.config, part).model_dump(include=set(values)) == values
-    origins = {key: str(origin) for key, origin in resolved.origins.items() if key.startswith(f"{part}.")}
-    mine = {key: origin for key, origin in origins.items() if key.split(".")[1] in values}
-    assert set(mine.values()) == {f"preset {preset}"}, "every key of what it sets, none is left to a default"
+    for part, values in PRESETS[preset].items():
+        assert getattr(resolved.config, part).model_dump(include=set(values)) == values
+        origins = {key: str(origin) for key, origin in resolved.origins.items() if key.startswith(f"{part}.")}
+        mine = {key: origin for key, origin in origins.items() if key.split(".")[1] in values}
+        assert set(mine.values()) == {f"preset {preset}"}, "every key of what it sets, none is left to a default"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_later_preset_replaces_an_earlier_one_of_its_family_whole(family: Mapping[str, Any]) -> None:
-    (part,) = next(iter(family.values()))
+    part = next(iter(next(iter(family.values()))))
     assert len({frozenset(values[part]) for values in family.values()}) == 1
-    assert all(set(values) == {part} for values in family.values())
+    assert all({**values, part: None} == {part: None, **WITHOUT.get(name, {})} for name, values in family.items())
     for first, last in permutations(family, 2):
         assert resolve("smoke", [first, last]).config == resolve("smoke", [last]).config
+
+
+def test_a_baseline_of_the_papers_runs_without_what_it_is_compared_with() -> None:
+    recipe = resolve("sim_small").config
+    assert (recipe.affinity.kind, recipe.rewards.kind) == ("table", "serverless")
+    for name in SCHEDULES:
+        config = resolve("sim_small", [name]).config
+        assert config.affinity.kind == ("off" if name in WITHOUT else "table"), name
+        assert config.rewards.kind == ("unlimited" if name == "sync" else "serverless"), name
+    assert resolve("sim_small", ["one_off", "affinity"]).config.affinity.kind == "auto", "asked for after it"
 
 
 def test_a_schedule_and_an_algorithm_go_together() -> None:

@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from rollart.config.schema import InlineWorld, PythonEnv, RunConfig, Schedule, ScratchModel, TaskConfig
+from rollart.control.fleet import Fleet
+from rollart.control.waits import Waits
 from rollart.core.errors import ClusterError
+from rollart.core.events import Recorder
+from rollart.core.ledger import Ledger
 from rollart.core.resources import DEFAULT_DEGREES, Change, Lease
 from rollart.core.types import Failure, RequestId, Role, Sampling, Segment, Tokens, TrajId, TurnRequest
 from rollart.runtime.actors import InlineActors, InlineHandle
 from rollart.runtime.cluster import LocalCluster
 from rollart.runtime.engine.actor import EngineActor
+from rollart.runtime.engine.compiled import WITHOUT_KERNEL
 from rollart.runtime.engine.remote import RemoteEngine
 from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.host import Score
@@ -216,5 +221,28 @@ def test_who_waits_for_a_worker_that_is_released_is_told() -> None:
         assert (turn.finish, turn.failure.kind) == ("failed", "lost")
         assert (score.where, score.kind) == ("env", "lost")
         assert not actors.living
+
+    asyncio.run(main())
+
+
+class WithoutKernel(EngineActor):
+    def lacks(self) -> str:
+        return "no compiler"
+
+
+def test_why_engines_are_slower_than_they_need_be_is_recorded_once() -> None:
+    async def main() -> None:
+        actors = Odd(EngineActor, WithoutKernel)
+        cluster, events = cluster_on(actors), list[Any]()
+        record = Recorder((events.append,), lambda: 0.0)
+        fleet = Fleet(record, Waits(record), Ledger(), seed=0, spawn=asyncio.ensure_future)
+        for _ in range(2):
+            engine, _ = await started(cluster, "mixed")
+            fleet.add(engine)
+        told = [event["data"] for event in events if event["kind"] == "advisory"]
+        text = f"engines decode without the compiled kernel: no compiler; {WITHOUT_KERNEL}"
+        assert told == [{"code": "engine_slower", "text": text}]
+        for handle in actors.living:
+            handle.end()
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollart.core.errors import StoreError
-from rollart.runtime.made_once import LIST, is_unchanged, is_whole, made_once
+from rollart.runtime.made_once import LIST, cache_root, is_unchanged, is_whole, made_once
 
 
 def writes(text: str, calls: list[str]) -> Callable[[Path], None]:
@@ -98,3 +98,49 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="XDG_CACHE_HOME"):
         made_once("file/one", writes("x", []), tmp_path)
+
+
+def test_where_every_byte_counts_a_changed_one_is_made_anew(tmp_path: Path) -> None:
+    calls: list[str] = []
+    folder = made_once("one", writes("whole", calls), tmp_path, every_byte=True)
+    (folder / "sub" / "a").write_text("whale")
+    assert made_once("one", writes("again", calls), tmp_path) == folder
+    assert calls == ["whole"], "by size it is whole"
+    made_once("one", writes("again", calls), tmp_path, every_byte=True)
+    made_once("one", writes("never", calls), tmp_path, every_byte=True)
+    assert calls == ["whole", "again"]
+    assert is_unchanged(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_several_that_find_the_same_damaged_folder_all_have_a_whole_one(tmp_path: Path, turn: int) -> None:
+    folder = made_once("one", writes("whole", []), tmp_path)
+    (folder / "b").unlink()
+    together = threading.Barrier(6)
+    found: list[bool] = []
+
+    def one(text: str) -> None:
+        def make(beside: Path) -> None:
+            (beside / "a").write_text(text)
+            together.wait(10)
+
+        found.append(made_once("one", make, tmp_path) == folder)
+
+    threads = [threading.Thread(target=one, args=(str(index),)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 6, "none of them failed"
+    assert is_unchanged(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_user_without_a_home_is_told_what_to_set() -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    with pytest.raises(StoreError, match=r"home directory\.\); set XDG_CACHE_HOME to a folder"):
+        cache_root({}, homeless)
+    assert cache_root({"XDG_CACHE_HOME": "/x"}, homeless) == Path("/x/rollart")

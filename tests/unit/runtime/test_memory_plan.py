@@ -9,9 +9,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollart.config.schema import RunConfig
+from rollart.control.weights import VERSIONS_KEPT
 from rollart.recipes.registry import resolve
 from rollart.runtime import room
 from rollart.runtime.memory_plan import activation_bytes, memory_plan
+from rollart.runtime.trainer.rank import TrainerRank, spec_of
 
 
 def config(**sections: Any) -> RunConfig:
@@ -25,6 +27,8 @@ def config(**sections: Any) -> RunConfig:
         {},
         {"trainer__ranks": 3, "engine__count": 2, "envs__hosts": 2, "engine__kv_tokens": 1000},
         {"world__kind": "inline"},
+        {"world__kind": "inline", "algorithm__kl__kind": "k3"},
+        {"trainer__ranks": 2, "algorithm__kl__kind": "k3"},
         {"engine__kind": "vllm", "model__hidden": 128},
     ],
 )
@@ -63,3 +67,50 @@ def test_the_activations_are_near_what_torch_keeps_for_the_backward_pass(tokens:
     loss.backward()
     ratio = activation_bytes(shape, tokens) / (sum(kept.values()) + 2 * logits.nbytes)  # logits and their gradient
     assert 2 / 3 < ratio < 3 / 2, f"estimated {ratio:.2f} of what is kept"
+
+
+def named(**sections: Any) -> dict[str, int]:
+    return {part.what: part.n_bytes for part in memory_plan(config(**sections))}
+
+
+def test_copies_that_come_and_go_are_parts_of_the_plan() -> None:
+    plain, weights = named(), named()["trainer: weights"]
+    assert "trainer: reference" not in plain
+    assert plain["trainer: in passing"] == weights
+    assert named(trainer__ranks=3)["trainer: in passing"] == 3 * weights
+    assert named(algorithm__kl__kind="k3")["trainer: reference"] == weights
+    assert named(world__kind="inline")["published weights"] == VERSIONS_KEPT * weights
+
+
+def held(weights: Any) -> int:
+    return sum(tensor.nbytes for tensor in weights)
+
+
+@pytest.mark.parametrize("kl", ["none", "k3"])
+def test_the_trainer_holds_as_many_copies_of_its_weights_as_are_counted(kl: str) -> None:
+    """Of one rank after a step: weights, moments, reference; and what `publish` gives beside them."""
+    asked = config(world__kind="inline", algorithm__kl__kind=kl)
+    rank = TrainerRank(spec_of(asked, 97))
+    try:
+        rank.begin(0, total_weight=None)
+        weights = held(weight.to_local() for weight in rank.weights.values())
+        for weight in rank.weights.values():
+            weight.grad = torch.zeros_like(weight)
+        rank._optimizer.step()
+        grads: list[Any] = [weight.grad for weight in rank.weights.values()]
+        gradients = held(grad.to_local() for grad in grads)
+        states: list[dict[str, Any]] = list(rank._optimizer.state.values())
+        moments = held(state[name].to_local() for state in states for name in ("exp_avg", "exp_avg_sq"))
+        reference = held(weight.to_local() for weight in (rank._reference or {}).values())
+        rank._optimizer.zero_grad()
+        published = rank.publish(0)
+        assert published is not None
+        buckets = sum(bucket.nbytes for bucket in published.buckets)
+    finally:
+        rank.close()
+    counted = named(world__kind="inline", algorithm__kl__kind=kl)
+    assert weights == counted["trainer: weights"]
+    assert gradients == counted["trainer: gradients"]
+    assert moments == counted["trainer: optimizer"]
+    assert reference == counted.get("trainer: reference", 0)
+    assert buckets == counted["published weights"] // VERSIONS_KEPT

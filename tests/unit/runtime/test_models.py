@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from rollart.config.schema import PretrainedModel, ScratchModel
 from rollart.core.errors import ConfigError
 from rollart.runtime.models import build_model, hf_config, named_weights, weights_folder
+from rollart.runtime.trainer.policy import Policy
+from rollart.runtime.trainer.rows import Row, pad
 
 SMALL = ScratchModel(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24)
 
@@ -71,9 +74,87 @@ def test_folders_that_cannot_be_trained_are_refused_with_the_reason(tmp_path: Pa
     hf_config(SMALL, 31).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="the model has 31 token ids, the tokenizer 32"):
         hf_config(spec, 32)
-    Qwen2Config(
-        vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        use_sliding_window=True, sliding_window=8, max_window_layers=1,
-    ).save_pretrained(tmp_path)  # fmt: skip
-    with pytest.raises(ConfigError, match="sliding-window attention is not supported"):
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 64,
+}  # fmt: skip
+SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+
+def rope(kind: str, **more: object) -> dict[str, object]:
+    return {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, **more}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (LlamaConfig(**SIZES, hidden_act="gelu"), "hidden_act=gelu .*; use a model with silu"),
+        (Qwen3Config(**SIZES, hidden_act="relu"), "hidden_act=relu .*; use a model with silu"),
+        (
+            LlamaConfig(**SIZES, rope_parameters=rope("dynamic")),
+            "rope_type=dynamic .*; use a model with default, linear, llama3, yarn",
+        ),
+        (
+            LlamaConfig(**SIZES, rope_parameters=rope("linear", partial_rotary_factor=0.5)),
+            "partial_rotary_factor=0.5 .* 1",
+        ),
+        (Qwen2Config(**SIZES, **SLIDING), "layer_types=sliding_attention .*; use a model with full_attention"),
+    ],
+)
+def test_what_the_trainer_would_compute_otherwise_is_refused_when_the_model_is_read(
+    config: PretrainedConfig, told: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    spec = PretrainedModel(kind="pretrained", path=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"{told}$"):
         hf_config(spec, 31)
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    LlamaConfig(**SIZES).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "gptq", "bits": 4}})
+    )
+    with pytest.raises(ConfigError, match=r"quantization_config=set .*; use a model with plain weights"):
+        hf_config(PretrainedModel(kind="pretrained", path=str(tmp_path)), 31)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=16),
+        LlamaConfig(**SIZES, rope_parameters=rope("linear"), pretraining_tp=2, attention_dropout=0.5),
+        LlamaConfig(
+            **SIZES,
+            rope_parameters=rope(
+                "llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+            ),
+        ),
+        LlamaConfig(**SIZES, rope_parameters=rope("yarn", original_max_position_embeddings=16)),
+        Qwen3Config(**SIZES, head_dim=8, attention_bias=True),
+    ],
+    ids=["biases", "linear", "llama3", "yarn", "qwen3 biases"],
+)
+def test_what_is_not_refused_is_trained_as_its_definition_says(config: PretrainedConfig, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    model = build_model(hf_config(PretrainedModel(kind="pretrained", path=str(tmp_path)), 31), seed=0)
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):  # new ones are 0
+                weight.normal_(generator=draws)
+    rng = np.random.default_rng(0)
+    ids, positions = rng.integers(0, 31, 40), np.arange(20, 39)
+    row = Row(ids=ids[:-1], positions=positions - 1, targets=ids[positions], behaviour=np.zeros(19, np.float32))
+    found, _ = Policy(model)(pad([row]), 1.0, False)
+    table = model(torch.from_numpy(ids)[None]).logits[0].log_softmax(-1)
+    expected = table[positions - 1, ids[positions]]
+    assert torch.allclose(found, expected, atol=1e-5)
+    parameters = list(model.parameters())
+    for one, other in zip(
+        torch.autograd.grad(found.sum(), parameters), torch.autograd.grad(expected.sum(), parameters), strict=True
+    ):
+        assert torch.allclose(one, other, atol=1e-4 * float(other.abs().max()) + 1e-7)

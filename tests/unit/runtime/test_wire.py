@@ -155,6 +155,27 @@ def test_what_is_sent_within_a_pause_goes_as_one_batch_and_the_first_at_once() -
     asyncio.run(main())
 
 
+def test_after_a_quiet_moment_nothing_waits_for_the_pause() -> None:
+    """Answers in which there is nothing are no reason for one: what comes next would wait for it."""
+
+    async def main() -> None:
+        wired = Wired(Echo, pause_s=END_S)
+        wired.gate.set()
+        for _ in range(100):  # the pause is longer than all of them
+            if wired.wire.traffic[1] < 3:
+                await asyncio.sleep(POLL_S)
+        assert wired.wire.traffic[1] >= 3
+        wired.wire.send("a")
+        async with asyncio.timeout(END_S / 2):
+            await wired.something.wait()
+        before = wired.wire.traffic[1]
+        await asyncio.sleep(5 * POLL_S)
+        assert wired.wire.traffic[1] == before, "an answer that brought something is followed by the pause"
+        assert await wired.end() == []
+
+    asyncio.run(main())
+
+
 def test_a_batch_that_the_actor_refuses_is_not_lost_silently() -> None:
     async def main() -> None:
         wired = Wired(Refusing)

@@ -89,7 +89,7 @@ def test_pools_are_tried_in_the_order_of_affinity_then_in_the_order_in_which_the
 
 
 def test_a_full_preferred_pool_is_still_preferred() -> None:
-    """Affinity is about hardware; spilling over by load is for another rule to decide."""
+    """A table is about hardware; spilling over by load is for `weigh` to decide."""
     router = a_router(("f", "fast", 1), ("b", "big", 1))
     load(router, "f", 9)
     assert choose(router, pools=("fast",)) == Choice("f", 9, False, False)

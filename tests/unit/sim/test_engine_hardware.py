@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from rollart.config.placement import placements
+from rollart.config.served import BLOCK_TOKENS
 from rollart.core.errors import ConfigError
 from rollart.core.resources import Degrees
 from rollart.perf.serving import Workload, serve
-from rollart.sim.hardware import BLOCK_TOKENS, Hardware, needed_bytes
+from rollart.sim.hardware import Hardware, needed_bytes
 from rollart.sim.virtual import build
 from virtual_configs import POOLS, a_virtual
 

@@ -81,6 +81,7 @@ class EngineActor:
             prefill_tokens=config.prefill_tokens,
             share_prefixes=config.share_prefixes,
             path=config.path,
+            native=config.native,
             dtype=DTYPES[config.dtype],
             device=_device(config.device),
         )
@@ -99,6 +100,10 @@ class EngineActor:
         """Begin to step; returns the process id, by which the owner can find what is left of this engine."""
         self._stepping = asyncio.get_running_loop().create_task(self._steps())
         return os.getpid()
+
+    def lacks(self) -> str:
+        """Why decoding has to do without the compiled kernel, where this machine could have it; empty: it need not."""
+        return self._core.lacks
 
     def end(self) -> None:
         """Stop stepping, where the actor has no process that ends."""

@@ -18,7 +18,7 @@ from rollart.runtime.engine.cache import KVCache
 from rollart.runtime.engine.live_weights import LiveWeights
 from rollart.runtime.engine.model import Decoder
 from rollart.runtime.engine.named_weights import NamedWeights
-from rollart.runtime.engine.native import decode_kernel
+from rollart.runtime.engine.native import Decoding, Wanted, decode_kernel
 from rollart.runtime.engine.shape import Sizes, shape_of
 
 Path = Literal["auto", "fast", "transformers"]
@@ -40,17 +40,29 @@ class Backend:
     forward: Forward
     stairs: Tensor
     """The `staircase` that masks are cut from."""
-    reads_alone: bool
-    """Whether decoding rows are attended one by one, each over its own length, and need no groups of like ones."""
+    decoding: Decoding
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether decoding rows are attended one by one, each over its own length, and need no groups of like ones."""
+        return self.decoding.kernel is not None
 
 
 def backend_for(
-    hf_config: Any, path: Path, dtype: torch.dtype, device: torch.device, *, native: bool = True
+    hf_config: Any, path: Path, dtype: torch.dtype, device: torch.device, *, native: Wanted = "auto"
 ) -> Backend:
     """The backend of a transformers configuration. `auto` is `fast` where that computes the model, else `transformers`.
 
-    Raises EngineError for a model that the chosen path, or neither of the two, can run; the message names what is in the way.
+    Raises EngineError for a model that the chosen path, or neither of the two, can run, and where the kernel is required and
+    cannot be had; the message names what is in the way.
     """
+    backend = _backend_for(hf_config, path, dtype, device, native)
+    if native == "required" and backend.decoding.kernel is None:
+        raise EngineError(f"engine.native=required, but {backend.decoding.why}; mend that, or use engine.native=auto")
+    return backend
+
+
+def _backend_for(hf_config: Any, path: Path, dtype: torch.dtype, device: torch.device, native: Wanted) -> Backend:
     if path != "transformers":
         try:
             return _fast(hf_config, dtype, device, native)
@@ -60,16 +72,16 @@ def backend_for(
     return _by_definition(hf_config, dtype, device)
 
 
-def _fast(hf_config: Any, dtype: torch.dtype, device: torch.device, native: bool) -> Backend:
+def _fast(hf_config: Any, dtype: torch.dtype, device: torch.device, native: Wanted) -> Backend:
     shape = shape_of(hf_config)
-    kernel = decode_kernel(dtype, device, shape.head_dim) if native else None
+    decoding = decode_kernel(dtype, device, shape.head_dim, native)
     return Backend(
         path="fast",
         sizes=shape,
         new_weights=lambda: LiveWeights(shape, dtype, device),
-        forward=Decoder(shape, device, kernel).forward,
+        forward=Decoder(shape, device, decoding.kernel).forward,
         stairs=staircase(shape.max_positions, dtype, device),
-        reads_alone=kernel is not None,
+        decoding=decoding,
     )
 
 
@@ -85,5 +97,5 @@ def _by_definition(hf_config: Any, dtype: torch.dtype, device: torch.device) -> 
         new_weights=lambda: ModuleWeights(hf_config, dtype, device),
         forward=HFDecoder(hf_config, stairs).forward,
         stairs=stairs,
-        reads_alone=False,
+        decoding=Decoding(None, "the model runs by its definition in transformers"),
     )

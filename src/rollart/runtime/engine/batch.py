@@ -24,8 +24,8 @@ from rollart.runtime.engine.reads import Reads, reads_of
 WIDTH_WASTE = 2
 """Chunks shorter than 1/2 of a group's widest start a new group: padding costs at most as much as the work itself."""
 SLICE_SPAN = 1.5
-"""Rows spread over up to 1.5x as many slots are attended as one slice with holes: copying them out costs about half as much
-as attention over them (measured 0.5-0.6 on CPU)."""
+"""Rows spread over up to 1.5x as many slots are attended as one slice with holes: copying them out costs memory traffic that
+attention over a hole does not."""
 REACH_WASTE = 0.67
 """Rows that are copied anyway and are shorter than 2/3 of the longest form a group of their own."""
 MIN_QUERIES = 16

@@ -3,9 +3,9 @@
 Owns the tensors and nothing else: who sits in which slot, and how many of its tokens are valid, is `slots.py`. Invariants:
 slots x capacity <= kv_tokens; memory is finite everywhere (zeros at first), for masked attention multiplies by 0 what it masks.
 
-Layout is (slot, kv head, token, head_dim): each head's tokens lie together, which measured 1.1x (tiny models) to 1.8x (9 heads
-of 64) faster to attend over than tokens first. One capacity for all slots lets a batch attend over a plain slice. Rows are
-addressed only through `write_index` and `read`, so that blocks can take the place of slots behind these two.
+Layout is (slot, kv head, token, head_dim): each head's tokens lie together, so that attention reads memory in long runs. One
+capacity for all slots lets a batch attend over a plain slice. Rows are addressed only through `write_index` and `read`, so that
+blocks can take the place of slots behind these two.
 """
 
 from __future__ import annotations

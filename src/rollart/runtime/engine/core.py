@@ -38,6 +38,7 @@ from rollart.runtime.engine.backend import Path, backend_for
 from rollart.runtime.engine.batch import Batch, Layout, pack
 from rollart.runtime.engine.cache import Ints, KVCache
 from rollart.runtime.engine.named_weights import NamedWeights
+from rollart.runtime.engine.native import Wanted
 from rollart.runtime.engine.sampler import draw
 from rollart.runtime.engine.slots import Row, SlotKey, SlotTable
 from rollart.runtime.engine.steps import next_step, take_over
@@ -64,32 +65,32 @@ class EngineCore:
         prefill_tokens: int,
         share_prefixes: bool = True,
         path: Path = "auto",
-        native: bool = True,
+        native: Wanted = "auto",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
         """`max_live` requests are decoded together; `kv_tokens` bounds the cache, idle trajectories included;
         `prefill_tokens` bounds the tokens of a step apart from those of decoding rows (one each); `share_prefixes`: what
-        siblings of a group begin with alike is computed once; `native`: decoding attends by the kernel of `native.py` where
-        that can be had."""
+        siblings of a group begin with alike is computed once; `native`: whether decoding attends by the kernel of `native.py`.
+        Raises EngineError where that is required and cannot be had."""
         if min(max_live, kv_tokens, prefill_tokens) < 1:
             raise EngineError(
                 f"max_live={max_live}, kv_tokens={kv_tokens}, prefill_tokens={prefill_tokens}: each must be 1 or more"
             )
         self._device = torch.device(device)
         self._backend = backend_for(hf_config, path, dtype, self._device, native=native)
-        self.shape = self._backend.sizes
-        self.dtype = dtype
+        self.shape, self.dtype = self._backend.sizes, dtype
+        self.native, self.lacks = str(self._backend.decoding), self._backend.decoding.lacks
+        """What decoding attends by, as records have it; why this machine has no kernel, though it could, or nothing."""
         self.version: Version = 0
         self._max_live, self._kv_tokens, self._prefill_tokens = max_live, kv_tokens, prefill_tokens
-        self._share = share_prefixes
+        self._share, self.asleep = share_prefixes, False
         self._cache = KVCache(self.shape, dtype, self._device)
         self._table = SlotTable(PURPOSES, kv_tokens)
         self.work = self._table.work
         self._weights: NamedWeights | None = None
         self._staged: tuple[Version, NamedWeights] | None = None
         self._spare: NamedWeights | None = None
-        self.asleep = False
         self._rows: dict[RequestId, Row] = {}
         self._waiting = WaitingRoom()
         self._ending: dict[RequestId, tuple[Finish, Failure | None]] = {}
@@ -306,12 +307,9 @@ class EngineCore:
             logprobs=row.logprobs,
             log_kept_mass=row.log_kept if sampling.truncates and sampling.temperature > 0.0 else None,
         )
+        tokens = Tokens(n_tokens=n, spans=tuple(row.spans), payload=payload)
         return row.request.id, Generation(
-            tokens=Tokens(n_tokens=n, spans=tuple(row.spans), payload=payload),
-            finish=finish,
-            prefilled_tokens=row.prefilled,
-            rebuilt_tokens=row.rebuilt,
-            failure=why,
+            tokens=tokens, finish=finish, prefilled_tokens=row.prefilled, rebuilt_tokens=row.rebuilt, failure=why
         )
 
     def _answer_broken(self, slots: Ints) -> list[Answer]:

@@ -97,7 +97,8 @@ def _drawn(masses: Tensor, uniform: Tensor) -> Tensor:
 def _drawn_by_blocks(masses: Tensor, uniform: Tensor) -> Tensor:
     """The same with two looks: which block of ids, then which id of the block by what is left of `uniform`.
 
-    A block's mass is a sum in float32 (an error of 1e-7 of it), all else float64. Over 49,152 ids a quarter of the time.
+    A block's mass is a sum in float32 (an error of 1e-7 of it), all else float64, of which there are far
+    fewer so over a large vocabulary.
     """
     vocab, device = masses.shape[1], masses.device
     whole = vocab // BLOCK * BLOCK

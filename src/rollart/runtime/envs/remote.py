@@ -44,7 +44,8 @@ class RemoteHost:
         return await self._exchange.ask((call.session, call.seq))
 
     def end(self) -> None:
-        """The actor is being ended: who still waits for it is told."""
+        """The actor is being ended: who still waits for it is told. A `Close` that has not been sent yet never is: the host
+        closes every session itself before it ends (`EnvHost.close`)."""
         why = failure("env", "lost", f"{self.name} was released")
         self.wire.end(why)
         self._fail_waiting(why)

@@ -2,9 +2,10 @@
 
 Owns the layer's arithmetic in training. Invariant: it computes what the layer of `transformers` computes, to rounding; its
 parameters are those of that layer, read where they are (sharded training gathers them around the call and frees them after
-it, so nothing here may keep a copy of them). What is written out by hand is what torch would do in many passes over memory:
-on one core those passes cost as much as the matrix products. Rotations are complex products: the halves of a head are
-interleaved by permuting the rows of the projections, for queries and keys alike, which changes no inner product of theirs.
+it, so nothing here may keep a copy of them); gradients that nobody wants are not computed. What is written out by hand is what
+torch would do in many passes over memory, which on one core weigh as much as products do. Rotations are complex products: the
+halves of a head are interleaved by permuting the rows of the projections, for queries and keys alike, which changes no inner
+product of theirs. A configuration that asks for other arithmetic is refused in `runtime.models`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rollart.runtime.trainer.packing import Packed, Plan
 
 ONEDNN: bool = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """Whether torch's operator for single linear layers is there, by which its compiler computes them too: for these shapes
-(thousands of rows, a width of some hundred) a tenth faster than the BLAS library behind `linear`."""
+(thousands of rows, a width of some hundred) faster than the BLAS library behind `linear`."""
 
 
 class Block(nn.Module):
@@ -132,9 +133,11 @@ class _Normed(torch.autograd.Function):
         return unit * weight
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         unit, scale, weight = ctx.saved_tensors
-        by_weight = torch.linalg.vecdot(grad, unit, dim=0)
+        by_weight = torch.linalg.vecdot(grad, unit, dim=0) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[0]:
+            return None, by_weight, None
         grad_unit = grad * weight
         along = torch.linalg.vecdot(grad_unit, unit)[:, None].div_(-unit.shape[1])
         return grad_unit.addcmul_(unit, along).mul_(scale), by_weight, None
@@ -146,13 +149,17 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.biased = bias is not None
         return product(hidden, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
-        return product(grad, weight.T), grad.T @ hidden, grad.sum(0) if ctx.biased else None
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            product(grad, weight.T) if for_hidden else None,
+            grad.T @ hidden if for_weight else None,
+            grad.sum(0) if for_bias else None,
+        )
 
 
 class _TurnedLinear(torch.autograd.Function):
@@ -165,16 +172,21 @@ class _TurnedLinear(torch.autograd.Function):
         out = product(hidden, _interleaved(weight, heads), None if bias is None else _interleaved(bias, heads))
         _as_complex(out).mul_(turns)
         ctx.save_for_backward(hidden, weight, turns)
-        ctx.heads, ctx.biased = heads, bias is not None
+        ctx.heads = heads
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, turns = ctx.saved_tensors
+        for_hidden, for_weight, for_bias, _, _ = ctx.needs_input_grad
         straight = torch.view_as_real(_as_complex(grad) * turns.conj()).flatten(1)
-        by_bias = _in_halves(straight.sum(0), ctx.heads) if ctx.biased else None
-        by_weight = _in_halves(straight.T @ hidden, ctx.heads)
-        return product(straight, _interleaved(weight, ctx.heads).T), by_weight, by_bias, None, None
+        return (
+            product(straight, _interleaved(weight, ctx.heads).T) if for_hidden else None,
+            _in_halves(straight.T @ hidden, ctx.heads) if for_weight else None,
+            _in_halves(straight.sum(0), ctx.heads) if for_bias else None,
+            None,
+            None,
+        )
 
 
 class _Gated(torch.autograd.Function):
@@ -187,10 +199,11 @@ class _Gated(torch.autograd.Function):
         return opened * up
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         gate, up, opened = ctx.saved_tensors
-        by_gate = torch.ops.aten.silu_backward(grad * up, gate)
-        return by_gate, grad * opened
+        for_gate, for_up = ctx.needs_input_grad
+        by_gate = torch.ops.aten.silu_backward(grad * up, gate) if for_gate else None
+        return by_gate, grad * opened if for_up else None
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -61,7 +61,8 @@ class TrainerActor:
     """One rank in its process. Sample rows come as one pickled byte string: Ray would ship each small array by itself."""
 
     def __init__(self, spec: TrainerSpec, rank: int, put: Callable[[Any], Any]) -> None:
-        keep_freed_memory()
+        if spec.alone:
+            keep_freed_memory()
         torch.set_num_threads(spec.trainer.threads)
         self._spec = spec
         self._rank = rank

@@ -16,7 +16,8 @@ weight, for the loss), never over micro-batches, rows or ranks, so no split and 
     mismatch_kl, mismatch_ratio_mean   present over behaviour probabilities: distance between engine and trainer, and staleness
     mismatch_abs_mean, mismatch_abs_max   absolute difference of those log-probabilities
     zero_advantage_frac    trained tokens that teach nothing
-    tokens, trajectories, micro_batches, padded_tokens   what the step held
+    tokens, trajectories, micro_batches   what the step held
+    computed_tokens        of its passes: without padding, prompts that rows share once
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SUMS = (
     "tokens",
     "trajectories",
     "micro_batches",
-    "padded_tokens",
+    "computed_tokens",
     "loss_weight",
     "loss",
     "entropy",
@@ -61,7 +62,7 @@ PER_TOKEN = {
 }
 TAKEN_OUT = {"masked_tokens": "masked", "rejected_tokens": "rejected", "old_tokens": "aged"}
 """Tokens of the step that are not in its loss."""
-COUNTS = ("tokens", "trajectories", "micro_batches", "padded_tokens", "rejected_trajectories")
+COUNTS = ("tokens", "trajectories", "micro_batches", "computed_tokens", "rejected_trajectories")
 PER_KNOWN_TOKEN = {
     "mismatch_kl": "mismatch_kl",
     "mismatch_ratio_mean": "mismatch_ratio",

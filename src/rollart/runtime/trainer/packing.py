@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollart.learn.batching import split
+from rollart.learn.batching import SHARED_TOKENS, Prompt, split_by_prompt
 from rollart.runtime.trainer.rows import LossRow, Rows
 
 PRUNED_SHARE = 0.7
@@ -31,8 +31,6 @@ ALIKE = 0.8
 """Sequences shorter than this share of a block's longest begin a block of their own .."""
 ALIKE_AT_LEAST = 4
 """.. once the block has this many."""
-SHARED_TOKENS = 8
-"""Shortest prompt that is worth a block of its own."""
 
 Ints = NDArray[np.int64]
 
@@ -195,26 +193,16 @@ def _alike(kind: _Sequences) -> list[_Sequences]:
 
 
 def micro_batches(rows: Sequence[LossRow], *, ranks: int, micro_batch_tokens: int) -> list[list[list[LossRow]]]:
-    """The micro-batches of each rank (`learn.batching.split`); on one rank, rows of one prompt stay together.
-
-    On several ranks rows are dealt one by one: that keeps the ranks even.
-    """
-    units = [[one] for one in rows]
-    if ranks == 1:
-        by_prompt: dict[bytes, list[LossRow]] = {}
-        for one in rows:
-            by_prompt.setdefault(one.row.ids[: one.row.positions[0] + 1].tobytes(), []).append(one)
-        units = [
-            part
-            for unit in by_prompt.values()
-            for part in ([unit] if _tokens(unit) <= micro_batch_tokens else [[one] for one in unit])
-        ]
-    lengths = [_tokens(unit) for unit in units]
-    parts = split(lengths, ranks=ranks, micro_batch_tokens=micro_batch_tokens)
-    return [[[one for index in batch for one in units[index]] for batch in of_rank] for of_rank in parts]
+    """The micro-batches of each rank, as `learn.batching.split_by_prompt` has them."""
+    parts = split_by_prompt(
+        [len(one.row.ids) for one in rows],
+        [_prompt(one) for one in rows],
+        ranks=ranks,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+    return [[[rows[index] for index in batch] for batch in of_rank] for of_rank in parts]
 
 
-def _tokens(unit: Sequence[LossRow]) -> int:
-    """Of rows with one prompt."""
-    prompt = int(unit[0].row.positions[0]) + 1
-    return prompt + sum(len(one.row.ids) - prompt for one in unit)
+def _prompt(one: LossRow) -> Prompt:
+    n_tokens = int(one.row.positions[0]) + 1
+    return one.row.ids[:n_tokens].tobytes(), n_tokens

@@ -32,10 +32,13 @@ class Policy(nn.Module):
         super().__init__()
         self.hf = model
         self.blocks = nn.ModuleList(Block(layer) for layer in model.model.layers)
+        self.computed_tokens = 0
+        """Of the last pass."""
 
     def forward(self, rows: Rows, temperature: float, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """`logprobs` (N,) of `rows.targets` at the sampling temperature, with gradient; and the summed entropy, without."""
         base, packed = self.hf.model, pack(rows)
+        self.computed_tokens = len(packed.ids)
         hidden = base.embed_tokens(packed.ids)
         turns = turns_of(base.rotary_emb, hidden, packed)
         *blocks, last = self.blocks
@@ -98,17 +101,21 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor, _: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
         hidden, head, targets, log_norms = ctx.saved_tensors
-        grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head)
+        for_hidden, for_head = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if for_hidden else None
+        grad_head = torch.zeros_like(head) if for_head else None
         for part in _chunks(len(hidden), ctx.chunk_rows):
             logits = (hidden[part] @ head.T).div_(ctx.temperature)
             scaled = grad[part, None] / ctx.temperature
             # d logprob / d logit is (1 at the target) - probability
             grad_logits = logits.sub_(log_norms[part, None]).exp_().mul_(-scaled)
             grad_logits.scatter_add_(1, targets[part, None], scaled)
-            grad_hidden[part] = grad_logits @ head
-            grad_head += grad_logits.T @ hidden[part]
+            if grad_hidden is not None:
+                grad_hidden[part] = grad_logits @ head
+            if grad_head is not None:
+                grad_head += grad_logits.T @ hidden[part]
         return grad_hidden, grad_head, None, None, None, None
 
 

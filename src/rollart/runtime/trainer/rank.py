@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from rollart.config.real import model_of
 from rollart.config.schema import (
     Algorithm,
+    InlineWorld,
     Optimizer,
     PretrainedModel,
     RunConfig,
@@ -72,6 +73,8 @@ class TrainerSpec:
     """Tokens; what `normalize=constant` divides by."""
     probe: bool = False
     """Score the fixed prompts of `runtime.probe` at every publish: for engines whose weights cannot be compared bit by bit."""
+    alone: bool = False
+    """Each rank has a process to itself, so what it sets there concerns nobody else."""
 
 
 def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
@@ -87,6 +90,7 @@ def spec_of(config: RunConfig, vocab_size: int) -> TrainerSpec:
         timeout_s=config.deadlines.train_s,
         longest_response=longest_response(config),
         probe=isinstance(config.engine, VllmEngine),
+        alone=not isinstance(config.world, InlineWorld),
     )
 
 
@@ -315,7 +319,7 @@ class TrainerRank:
             "trajectories": share,
             "rejected_trajectories": sequences.rejected(rows, terms, algorithm),
             "micro_batches": 1.0,
-            "padded_tokens": float(padded.ids.numel()),
+            "computed_tokens": float(self.policy.computed_tokens),
         }
 
     def _scored(self, micro_batches: Sequence[Sequence[LossRow]]) -> list[torch.Tensor]:

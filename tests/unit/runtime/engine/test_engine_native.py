@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from rollart.runtime.engine.native import DecodeKernel, decode_kernel
+from rollart.core.errors import EngineError
+from rollart.runtime.engine.compiled import COMPILERS
+from rollart.runtime.engine.native import DecodeKernel, Wanted, decode_kernel, even_parts
 from rollart.runtime.engine.reads import Reads, reads_of
 
 CPU = torch.device("cpu")
@@ -18,10 +24,11 @@ CAPACITY = 40
 
 
 def kernel(dtype: torch.dtype = torch.float32, size: int = 32) -> DecodeKernel:
-    found = decode_kernel(dtype, CPU, size)
-    if found is None:
+    if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C compiler here")
-    return found
+    found = decode_kernel(dtype, CPU, size)
+    assert found.kernel is not None, found.why
+    return found.kernel
 
 
 def drawn_reads(slots: int, seed: int) -> Reads:
@@ -95,18 +102,77 @@ def test_what_a_row_reads_from_another_is_its_own_beginning(rows: list[tuple[int
     assert not reads_of(table, None, slots, ends).shared.any()
 
 
-def test_a_device_or_a_type_without_a_kernel_has_none() -> None:
-    assert decode_kernel(torch.float16, CPU, 32) is None
-    assert decode_kernel(torch.float32, torch.device("meta"), 32) is None
-    assert decode_kernel(torch.float32, CPU, 512) is None
+def test_where_there_is_no_kernel_the_reason_is_told() -> None:
+    for without, why in (
+        (decode_kernel(torch.float16, CPU, 32), "there is no kernel for float16"),
+        (decode_kernel(torch.float32, torch.device("meta"), 32), "the kernel is for CPUs, not for meta"),
+        (decode_kernel(torch.float32, CPU, 512), "heads of 512 are wider than the 256 that the kernel takes"),
+        (decode_kernel(torch.float32, CPU, 32, "off"), "engine.native=off"),
+    ):
+        assert without.kernel is None
+        assert str(without) == f"torch: {why}"
+        assert without.lacks == "", "no machine could mend that"
+
+
+def test_an_engine_says_what_it_decodes_with_and_refuses_to_do_without_what_is_required() -> None:
+    kernel()
+    for wanted in get_args(Wanted):
+        core = engine(native=wanted)
+        assert core.native == ("torch: engine.native=off" if wanted == "off" else "compiled")
+        assert core.lacks == ""
+    assert engine(path="transformers").native.startswith("torch: the model runs by its definition")
+    with pytest.raises(
+        EngineError, match=r"engine.native=required, but the model runs by its definition in transformers"
+    ):
+        engine(native="required", path="transformers")
 
 
 def test_siblings_sample_the_same_with_and_without_the_kernel() -> None:
     prompt, found = random_ids(40), []
-    for native in (True, False):
+    for native in ("auto", "off"):
         core = engine(native=native)
         core.submit([request(f"train/t/0/1/{n}", prompt, max_tokens=20) for n in range(6)])
         answers = by_traj(core)
         assert all(mismatch(prompt, answer) < 1e-5 for answer in answers.values())
         found.append({traj: ids(answer) for traj, answer in answers.items()})
     assert found[0] == found[1]
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 20))
+def test_rows_are_cut_into_runs_of_like_length(lengths: list[int], parts: int) -> None:
+    cut = even_parts(np.array(lengths), parts)
+    assert len(cut) <= parts
+    assert [row for begin, end in cut for row in range(begin, end)] == list(range(len(lengths)))
+    assert all(begin < end for begin, end in cut)
+    longest = max(sum(lengths[begin:end]) for begin, end in cut)
+    assert longest <= sum(lengths) / parts + max(lengths)
+
+
+def test_few_rows_at_first_do_not_bound_the_threads_of_many_later() -> None:
+    """Two rows first: of the four threads that torch has here, all are used when there are rows for them."""
+    attend = kernel()
+    slots, keys = np.arange(8), torch.randn(8, 1, CAPACITY, 32)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    for n in (2, 8):
+        reads = Reads(slots=slots[:n], lead=slots[:n], shared=np.zeros(n, np.int64), ends=np.full(n, CAPACITY))
+        attend(torch.randn(n, 1, 32), keys, keys, reads)
+    torch.set_num_threads(threads)
+    assert attend._pool is not None
+    assert attend._pool._max_workers == 3, "and the calling thread"
+
+
+def test_shares_are_as_exact_as_the_kernel_says() -> None:
+    """Two tokens, whose scores are 0 and x and whose values are 0 and 1: the answer is exp(x) / (1 + exp(x))."""
+    attend = kernel()
+    scores = -torch.linspace(0.0, 80.0, 4001)
+    n = len(scores)
+    queries, keys, values = (torch.zeros(n, 1, *size) for size in ((64,), (2, 64), (2, 64)))
+    queries[:, 0, 0], keys[:, 0, 1, 0], values[:, 0, 1] = 8 * scores, 1.0, 1.0
+    slots = np.arange(n)
+    reads = Reads(slots=slots, lead=slots, shared=np.zeros(n, np.int64), ends=np.full(n, 2))
+    got, exact = attend(queries, keys, values, reads)[:, 0, 0].double(), scores.double().sigmoid()
+    off = ((got - exact) / exact).abs()
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    exponential, rest = 1e-7 if "fma" in flags else 4e-6, 3 * 2**-24
+    assert off.max() < exponential + rest, "beside the exponential: a sum, a quotient, a product"

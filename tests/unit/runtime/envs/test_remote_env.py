@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import pickle
 
+from rollart.config.schema import CharsTokenizer, EnvHostConfig, TaskConfig
 from rollart.core.types import Failure, GroupId, TaskInstance, Trajectory, TrajId
 from rollart.runtime.actors import InlineActors
+from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.host import Call, Close, Open, Score
-from rollart.runtime.envs.remote import RemoteEnv
+from rollart.runtime.envs.remote import RemoteEnv, RemoteSession
 
 INSTANCE = TaskInstance(task="echo", epoch=0, index=0, seed=0)
 
@@ -125,5 +127,27 @@ def test_however_a_host_is_lost_its_sessions_are_lost_with_it() -> None:
         assert isinstance(why, Failure)
         assert (why.where, why.kind, why.retryable) == ("env", "lost", True)
         assert told[0].kind == "raised"
+
+    asyncio.run(main())
+
+
+def test_a_close_that_is_not_sent_any_more_leaves_no_session_open() -> None:
+    """The host is released while a close waits for the next batch: it closes what it holds itself."""
+
+    async def main() -> None:
+        tasks = {"echo": TaskConfig.model_validate({"env": {"kind": "max_digit"}})}
+        handle = InlineActors().start(EnvHostActor, tasks, CharsTokenizer(), EnvHostConfig())
+        await handle.start.remote()
+        env = RemoteEnv(lambda name, why, left: None, seed=0)
+        env.add("host-0", handle)
+        session = await env.open(INSTANCE, traj=TrajId("t"), attempt=0, deadline_s=1e9)
+        assert isinstance(session, RemoteSession)
+        host = handle._actor._host
+        await session.close()
+        env.drop("host-0")
+        await asyncio.sleep(0.02)
+        assert host.facts().held == 1
+        await handle.close.remote()
+        assert host.facts().held == 0
 
     asyncio.run(main())

@@ -13,8 +13,9 @@ from trainer_samples import VOCAB
 
 from rollart.config.schema import ScratchModel
 from rollart.core.types import TrajId
+from rollart.learn.batching import SHARED_TOKENS, computed_tokens
 from rollart.runtime.models import build_model, hf_config
-from rollart.runtime.trainer.packing import SHARED_TOKENS, micro_batches, pack
+from rollart.runtime.trainer.packing import micro_batches, pack
 from rollart.runtime.trainer.policy import Policy
 from rollart.runtime.trainer.rows import LossRow, Row, pad
 
@@ -122,6 +123,15 @@ def test_every_token_reads_its_own_row_up_to_itself_whatever_is_shared(rows: lis
     assert [read[id(packed.whole)][token] for token in asking] == read[id(packed.last)]
     trained = [read[id(packed.last)][place] for place in packed.trained.tolist()]
     assert trained == [row.ids[: place + 1].tolist() for row in rows for place in row.positions.tolist()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(EPISODES)
+def test_what_a_pass_computes_is_known_from_lengths_and_prompts(rows: list[Row]) -> None:
+    """By this a simulated trainer costs what a real one does."""
+    starts = [int(row.positions[0]) + 1 for row in rows]
+    prompts = [(row.ids[:start].tobytes(), start) for row, start in zip(rows, starts, strict=True)]
+    assert len(pack(pad(rows)).ids) == computed_tokens(range(len(rows)), [len(row.ids) for row in rows], prompts)
 
 
 def loss_row(row: Row, number: int) -> LossRow:

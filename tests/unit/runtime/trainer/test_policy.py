@@ -30,6 +30,7 @@ from rollart.runtime.trainer.policy import Policy, token_logprobs
 from rollart.runtime.trainer.rows import Row, pad, row_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
 
 
 def random_row(read: int, trained: int, seed: int = 0) -> Row:
@@ -74,6 +75,31 @@ def test_logprobs_and_gradients_equal_those_of_transformers(family: Any, trained
         scale = float(weight.grad.abs().max())
         assert torch.allclose(found[name].double(), weight.grad, atol=2e-5 * scale), name
     assert len(found) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_frozen_costs_no_gradient_and_changes_none(family: Any) -> None:
+    """Norms alone are trained: the products that gradients of other weights need are left out."""
+    spec = ScratchModel(family=family, layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, tie_embeddings=False)
+    model = build_model(hf_config(spec, VOCAB), seed=1)
+    policy, rows = Policy(model), pad([random_row(20, 8)])
+
+    def gradients_and_products() -> tuple[dict[str, torch.Tensor], int]:
+        model.zero_grad()
+        logprobs, _ = policy(rows, 1.0, False)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            logprobs.sum().backward()
+        products = sum(event.count for event in seen.key_averages() if event.key in PRODUCTS)
+        return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}, products
+
+    whole, all_products = gradients_and_products()
+    frozen = [name for name, _ in model.named_parameters() if "norm" not in name]
+    for name, one in model.named_parameters():
+        one.requires_grad_(name not in frozen)
+    found, products = gradients_and_products()
+    assert found.keys() == whole.keys() - set(frozen)
+    assert all(torch.equal(gradient, whole[name]) for name, gradient in found.items())
+    assert products < 0.6 * all_products
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * 6 * 8, 10**6], ids=["one row", "two rows", "all rows"])
@@ -130,7 +156,7 @@ def test_padding_rows_change_no_metric_and_no_gradient_of_a_step() -> None:
     """Field case 15: padding has neither a gradient nor a place in a mean."""
     samples = random_samples(6)
     frozen = spec_with(optimizer=Optimizer(lr=0.0))
-    layout = {"micro_batches", "padded_tokens"}
+    layout = {"micro_batches", "computed_tokens"}
     with trainer_rank(frozen) as rank:
         plain, plain_metrics = gradients(rank, samples), rank.finish()
         empty: list[Sample] = []

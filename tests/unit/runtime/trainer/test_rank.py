@@ -42,7 +42,7 @@ from rollart.runtime.trainer.rank import Publication, TrainerRank
 from rollart.runtime.weights import fingerprint, unpack
 
 FROZEN = Optimizer(lr=0.0)
-LAYOUT = {"micro_batches", "padded_tokens"}
+LAYOUT = {"micro_batches", "computed_tokens"}
 """Metrics that say how a step was cut, and so depend on it."""
 
 

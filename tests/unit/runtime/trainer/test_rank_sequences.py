@@ -58,7 +58,7 @@ GSPO_ALGORITHM = Algorithm(
     reject=GeometricReject(kind="geometric", low=0.75, high=1.35),
     kl=KL3(kind="k3", coef=0.2),
 )
-LAYOUT = {"micro_batches", "padded_tokens"}
+LAYOUT = {"micro_batches", "computed_tokens"}
 
 
 def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], share: float = 2e-5) -> None:
