@@ -38,6 +38,7 @@ from rollart.sim.stepping import Stepping
 from rollart.sim.threads import Threads
 from rollart.sim.trainer import SimTrainer, TrainerModel
 from rollart.sim.wires import SimWire, WireCosts
+from rollart.sim.workload import of_this_turn
 
 NEAR = 0.1
 """Of a run: how far from a trajectory's place in it those may be that a replay in the order of the record draws from."""
@@ -138,7 +139,7 @@ class Draws:
     def length(self, request: TurnRequest) -> int:
         sampled = self.played(request.id.traj, request.id.attempt).sampled
         whole = sampled[min(request.id.turn, len(sampled) - 1)]
-        return max(1, whole - _of_this_turn(request))
+        return max(1, whole - of_this_turn(request))
 
     def last(self, traj: TrajId, attempt: int) -> int:
         """Tokens of the observation after the last turn."""
@@ -162,17 +163,6 @@ class Draws:
 
 def task_of(traj: TrajId) -> str:
     return traj.split("/")[1]
-
-
-def _of_this_turn(request: TurnRequest) -> int:
-    """What earlier requests of the same turn have sampled: it stands at the end of the context."""
-    tokens = 0
-    if request.id.part:
-        for piece in reversed(request.context.pieces):
-            if not piece.sampled:
-                break
-            tokens += piece.n_tokens
-    return tokens
 
 
 @dataclass(kw_only=True)

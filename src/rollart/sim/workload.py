@@ -105,7 +105,7 @@ def _read(name: str) -> Workload:
     return Workload.model_validate(written)
 
 
-def _of_this_turn(request: TurnRequest) -> int:
+def of_this_turn(request: TurnRequest) -> int:
     """What earlier requests of the same turn have sampled: it stands at the end of the context."""
     tokens = 0
     if request.id.part:
@@ -167,7 +167,7 @@ class Draws:
         if own is None:
             own = self._log_length[rid.traj, rid.attempt] = self._attempts_log_length(rid.traj, rid.attempt)
         turn = law.sd_turn * normal(self._seed, "turn", rid.traj, rid.attempt, rid.turn) if law.sd_turn else 0.0
-        return max(1, min(law.cap, round(math.exp(own + turn))) - _of_this_turn(request))
+        return max(1, min(law.cap, round(math.exp(own + turn))) - of_this_turn(request))
 
     def _attempts_log_length(self, traj: TrajId, attempt: int) -> float:
         law, where = self.load.response, self._of(traj)
