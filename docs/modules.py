@@ -18,6 +18,7 @@ LAYERS = (
     "recipes",
     "runtime",
     "sim",
+    "optrace",
     "control",
     "ports.py",
     "observe",

@@ -25,12 +25,12 @@ def some_laws(*, cores: int = 2, slower: float = 1.0, **changes: Any) -> Calibra
         origin=Origin(run="made", git="none", versions={"python": "3.11"}, cpu="a processor", cores=cores, steps=9),
         engine=EngineLaw(
             step_s=slower * 2e-3, row_s=slower * 4e-5, token_s=slower * 3e-5, context_s=slower * 1e-7, batch_s=3e-4,
-            poll_s=5e-4, turn_s=2e-4, lag_steps=8.0,
+            answer_s=5e-4, turn_s=2e-4,
         ),
         trainer=TrainerLaw(step_s=slower * 0.05, pass_s=slower * 0.02, token_s=slower * 5e-5),
         weights=WeightsLaw(publish_s=0.01, prefetch_s=0.01, apply_s=0.01),
-        host=HostLaw(batch_s=4e-4, poll_s=6e-4, call_s=2e-4),
-        control=ControlLaw(batch_s=3e-4, poll_s=5e-4, turn_s=3e-4, trajectory_s=3e-4, step_s=0.01, idle=0.02),
+        host=HostLaw(batch_s=4e-4, answer_s=6e-4, call_s=2e-4),
+        control=ControlLaw(batch_s=3e-4, answer_s=5e-4, turn_s=3e-4, trajectory_s=3e-4, step_s=0.01, idle=0.02),
         tasks={
             "lake": TaskLaw(
                 played=tuple(

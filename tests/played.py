@@ -172,6 +172,10 @@ class SessionBehind(Behind):
         )
         return seen
 
+    async def close(self) -> None:
+        """An attempt has ended when it is closed, and a group is complete when its attempts have ended."""
+        await self._score.answer(("close", *self._key), self._port.close)
+
 
 class TrainerBehind(Behind):
     def __init__(self, port: Any, score: Score) -> None:

@@ -95,10 +95,14 @@ def test_a_record_that_cannot_tell_is_refused_with_what_to_do(tmp_path: Path) ->
     recorded(tmp_path, a_run(schedule={"steps": 3}), some_laws())
     with pytest.raises(ConfigError, match=r"has 3 steps and .* use a run with 6 steps"):
         calibrate(tmp_path)
-    recorded(tmp_path, a_run(), some_laws(), world="inline")
+    recorded(tmp_path, a_run(schedule={"steps": 60, "batch": 8}), some_laws(), world="inline")
     with pytest.raises(ConfigError, match=r"world\.kind=local"):
         calibrate(tmp_path)
-    lines = (tmp_path / "events.jsonl").read_text().replace('"inline"', '"local"').splitlines(keepends=True)
+    text = (tmp_path / "events.jsonl").read_text().replace('"inline"', '"local"')
+    (tmp_path / "events.jsonl").write_text(text.replace("computed_tokens", "padded_tokens"))
+    with pytest.raises(ConfigError, match=r"no metric `computed_tokens`.*make a new run"):
+        calibrate(tmp_path)
+    lines = text.splitlines(keepends=True)
     kept = [line for line in lines if '"machine"' not in line]
     for number, line in enumerate(kept[1:], start=1):
         kept[number] = json.dumps({**json.loads(line), "seq": number}) + "\n"

@@ -228,8 +228,9 @@ def test_control_decides_the_same_in_both_worlds(schedule: dict[str, Any]) -> No
         {"max_staleness": 2},
         {"max_staleness": 1, "sync_order": "paper"},
         {"max_staleness": 2, "sync_order": "paper"},
+        {"max_staleness": 1, "redundancy": 1},
     ],
-    ids=["early 0", "early 1", "early 2", "paper 1", "paper 2"],
+    ids=["early 0", "early 1", "early 2", "paper 1", "paper 2", "redundant members"],
 )
 def test_what_is_decided_by_what_comes_first_is_the_same_where_the_same_comes_first(
     seed: int, schedule: dict[str, Any]

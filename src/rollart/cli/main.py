@@ -23,11 +23,13 @@ from rollart.cli import (
     evaluate,
     explain,
     extras,
+    profile_device,
     report,
     resume,
     resume_check,
     simulate,
     torture,
+    trace,
     train,
 )
 from rollart.cli.work import REAL, Work
@@ -46,6 +48,8 @@ COMMANDS: Mapping[str, ModuleType] = {
     "simulate": simulate,
     "compare": compare,
     "calibrate": calibrate,
+    "trace": trace,
+    "profile-device": profile_device,
 }
 FAILED, REFUSED, INTERRUPTED, NO_READER = 1, 2, 130, 141
 """Exit codes; the last two are what a shell reports for SIGINT and SIGPIPE."""

@@ -6,7 +6,7 @@ configuration come at once and without the extras.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +15,8 @@ from rollart.config.load import Resolved
 
 if TYPE_CHECKING:
     from rollart.observe.outlook import Outlook
+    from rollart.optrace.job import Job
+    from rollart.optrace.prediction import Prediction
 
 
 class Train(Protocol):
@@ -53,6 +55,14 @@ class Replay(Protocol):
     def __call__(self, run_dir: Path, *, calibration: Path | None) -> tuple[Outlook, Outlook]: ...
 
 
+class Trace(Protocol):
+    """Predict a training step; writes a timeline and a table of step times where it is told to. Raises RollartError."""
+
+    def __call__(
+        self, job: Job, *, timeline: Path | None, table: Path | None, lengths: Sequence[int]
+    ) -> Prediction: ...
+
+
 def _simulate(resolved: Resolved, *, folder: Path, calibration: Path | None) -> Outlook:
     from rollart.sim import launch
 
@@ -80,6 +90,12 @@ def _calibrate(run_dir: Path, out: Path) -> list[str]:
     return launch.calibrate(run_dir, out)
 
 
+def _trace(job: Job, *, timeline: Path | None, table: Path | None, lengths: Sequence[int]) -> Prediction:
+    from rollart.optrace import predict
+
+    return predict.run(job, timeline=timeline, table=table, lengths=lengths)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The calls behind the commands."""
@@ -100,6 +116,7 @@ class Work:
     replay: Replay = _replay
     calibrate: Callable[[Path, Path], list[str]] = _calibrate
     """Write the models that a recorded run gives to a file; returns lines about them. Raises RollartError."""
+    trace: Trace = _trace
 
 
 def _train(resolved: Resolved, *, plain: bool) -> int:

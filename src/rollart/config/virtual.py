@@ -79,6 +79,9 @@ class TrainPlan(Node):
     framework: str = "Megatron-Core"
     logprob_pass: bool = False
     """Log-probabilities are computed again before the step (another forward pass)."""
+    table: str = ""
+    """A table of step times that `rollart trace .. --table FILE` wrote; empty: the cost model. Degrees, micro_batch, recompute
+    and framework are then the table's, and values given here must agree with it."""
 
 
 class WorkloadEnv(Node):

@@ -44,8 +44,6 @@ LEAST_STEPS, LEAST_WINDOWS = 6, 8
 MOST_PLAYED = 512
 """Examples of a task that are kept, evenly over the run."""
 QUANTILES = 64
-MOST_GAP_S = 0.05
-"""Hosts that are seldom polled say nothing of how quickly they could be."""
 OPEN_CALLS = 2
 """Opening a session and resetting it."""
 TICK_S = 0.01
@@ -57,14 +55,14 @@ DOUBT = 0.7
 
 USUAL: Mapping[str, tuple[float, ...]] = {
     # engine: step, row, token, context; its shape only, the record decides all four
-    "step": (1e-3, 2e-5, 4e-5, 5e-8),
-    # messages cost more than what is in them: two runs on two cores, one with batches twice as large, used nearly as much
-    # the last: the loop's own turn between two steps
-    "engine": (6e-4, 6e-4, 3e-5, 1e-3),
-    "env": (1.5e-3, 1.5e-3, 5e-5),
-    "control": (1e-3, 1e-3, 1e-4, 2e-4, 1e-2, 2e-2),
-    # a micro-batch costs what 256 tokens do (`learn.batching.PASS_TOKENS`), an optimiser's step about four times that
-    "trainer": (1024.0, 256.0, 1.0),
+    "step": (2e-3, 2e-5, 4e-5, 5e-8),
+    # waking a process is most of a message; the last: the loop's own turn between two steps
+    "engine": (1.5e-4, 2e-4, 6e-5, 3e-4),
+    "env": (1.5e-4, 1.5e-4, 1e-4),
+    "control": (1.5e-4, 1.5e-4, 2e-4, 4e-4, 1e-2, 2e-2),
+    # a micro-batch costs what 256 tokens do (`learn.batching.PASS_TOKENS`), the rest of a step (the optimiser, the batch's way,
+    # the digest of the weights) about eight times that
+    "trainer": (2048.0, 256.0, 1.0),
 }
 
 
@@ -76,37 +74,11 @@ class Window:
     seconds: float
     cpu_s: Mapping[str, float]
     submits: Mapping[str, float]
-    polls: Mapping[str, float]
+    answers: Mapping[str, float]
     work: tuple[float, ...]
     """Of all engines: steps, rows, tokens, context, CPU seconds of steps."""
     seen: Mapping[str, int]
     """Events by kind."""
-
-
-@dataclass(slots=True)
-class Busy:
-    """When each engine had turns, and for how long each turn was with it."""
-
-    turns: list[tuple[float, float, str]] = field(default_factory=list)
-    """End, seconds, engine."""
-
-    def since(self, begin_s: float, end_s: float) -> list[tuple[float, float, str]]:
-        return [turn for turn in self.turns if begin_s <= turn[0] <= end_s]
-
-    def stay_s(self, begin_s: float, end_s: float) -> float:
-        """Mean."""
-        stays = [seconds for _, seconds, _ in self.since(begin_s, end_s)]
-        return statistics.fmean(stays) if stays else 0.0
-
-    def seconds(self, begin_s: float, end_s: float) -> float:
-        """Time in which engines had a turn at least, of all engines together."""
-        total, until = 0.0, dict[str, float]()
-        turns = sorted((end - seconds, end, engine) for end, seconds, engine in self.since(begin_s, end_s))
-        for start, end, engine in turns:
-            covered = until.get(engine, begin_s)
-            total += max(0.0, end - max(start, covered))
-            until[engine] = max(end, covered)
-        return total
 
 
 @dataclass(slots=True)
@@ -122,7 +94,6 @@ class _Facts:
     latency_s: dict[str, list[float]] = field(default_factory=dict)
     """By task: a step of its environment, as control saw it."""
     tasks: dict[str, str] = field(default_factory=dict)
-    busy: Busy = field(default_factory=lambda: Busy())
 
 
 COUNTED = frozenset(
@@ -162,9 +133,9 @@ def calibrate(run_dir: Path) -> Calibrated:
 
 
 def step_period_s(steps: Sequence[Event]) -> float:
-    """Median time between the ends of two steps, the first ones left out."""
-    ends: list[float] = [event["t"] for event in steps[WARM_STEPS:]]
-    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
+    """Mean time between the ends of two steps, the first ones left out."""
+    ends: list[float] = [event["t"] for event in steps[WARM_STEPS - 1 :]]
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------------
@@ -185,8 +156,6 @@ def _read(events: Iterable[Event]) -> _Facts:
             facts.machine = event["data"]
         elif kind == "step_finished":
             facts.steps.append(event)
-        elif kind == "turn_done":
-            facts.busy.turns.append((event["t"], event["data"]["seconds"], event["engine"]))
         elif kind == "traj_started":
             facts.tasks[event["traj"]] = event["task"]
         elif kind == "env_stepped":
@@ -203,7 +172,7 @@ def _windows(facts: _Facts) -> Iterator[Window]:
             begin_s=before["t"], seconds=after["t"] - before["t"], seen=seen,
             cpu_s={role: max(0.0, s - old["cpu_s"].get(role, 0.0)) for role, s in new["cpu_s"].items()},
             submits={role: pair[0] - was[0] for role, (was, pair) in traffic.items()},
-            polls={role: pair[1] - was[1] for role, (was, pair) in traffic.items()},
+            answers={role: pair[1] - was[1] for role, (was, pair) in traffic.items()},
             work=tuple(float(sum(column)) for column in zip(*work, strict=True)) or (0.0,) * 5,
         )  # fmt: skip
 
@@ -229,6 +198,11 @@ def _enough(run_dir: Path, facts: _Facts, windows: Sequence[Window]) -> None:
         raise ConfigError(
             f"{run_dir} has {len(facts.steps)} steps and {len(windows)} s after the first {WARM_STEPS} of them; use a run with "
             f"{LEAST_STEPS} steps and {LEAST_WINDOWS + 1} s of them or more"
+        )
+    if not all("computed_tokens" in step["data"]["metrics"] for step in facts.steps):
+        raise ConfigError(
+            f"{run_dir}: its trainer does not say what it computed (no metric `computed_tokens`): it is of an earlier version; "
+            "make a new run"
         )
     if not any(window.work[0] for window in windows):
         raise ConfigError(f"{run_dir}: its engines do not say what they compute; use a run with engine.kind=native")
@@ -267,47 +241,30 @@ def _rows(*columns: Iterable[float]) -> Floats:
     return np.array([list(column) for column in columns], np.float64).T
 
 
-def _lag(facts: _Facts, windows: Sequence[Window]) -> float:
-    """Steps of a turn's stay beyond its own rows, from mean stay, steps in busy time and rows for each turn."""
-    turns = sum(window.seen.get("turn_done", 0) for window in windows)
-    steps, rows = (sum(window.work[index] for window in windows) for index in (0, 1))
-    begin_s, end_s = windows[0].begin_s, windows[-1].begin_s + windows[-1].seconds
-    busy_s = facts.busy.seconds(begin_s, end_s)
-    if not (turns and steps and busy_s):
-        return 0.0
-    return _round(max(0.0, facts.busy.stay_s(begin_s, end_s) * steps / busy_s - rows / turns - 1.0))
-
-
 def _engine(facts: _Facts, windows: Sequence[Window], weights: WeightsLaw) -> EngineLaw:
     work = np.array([window.work for window in windows], np.float64)
     (step_s, row_s, token_s, context_s), fit = fitted(work[:, :4], work[:, 4], USUAL["step"])
     new_s = weights.prefetch_s + weights.apply_s
     rest = [window.cpu_s.get("engine", 0.0) - new_s * window.seen.get("applied", 0) for window in windows] - work[:, 4]
     traffic = _rows(
-        (window.submits["engine"] for window in windows), (window.polls["engine"] for window in windows),
+        (window.submits["engine"] for window in windows), (window.answers["engine"] for window in windows),
         (window.seen.get("turn_done", 0) for window in windows), (window.work[0] for window in windows),
     )  # fmt: skip
-    (batch_s, poll_s, turn_s, loop_s), _ = fitted(traffic, np.maximum(rest, 0.0), USUAL["engine"])
+    (batch_s, answer_s, turn_s, loop_s), _ = fitted(traffic, np.maximum(rest, 0.0), USUAL["engine"])
     return EngineLaw(
-        step_s=step_s + loop_s, row_s=row_s, token_s=token_s, context_s=context_s, batch_s=batch_s, poll_s=poll_s,
-        turn_s=turn_s, lag_steps=_lag(facts, windows), fit=fit,
+        step_s=step_s + loop_s, row_s=row_s, token_s=token_s, context_s=context_s, batch_s=batch_s,
+        answer_s=answer_s, turn_s=turn_s, fit=fit,
     )  # fmt: skip
 
 
 def _host(windows: Sequence[Window]) -> HostLaw:
     traffic = _rows(
-        (window.submits["env"] for window in windows), (window.polls["env"] for window in windows),
+        (window.submits["env"] for window in windows), (window.answers["env"] for window in windows),
         (_calls(window.seen) for window in windows),
     )  # fmt: skip
     target = np.array([window.cpu_s.get("env", 0.0) for window in windows])
-    (batch_s, poll_s, call_s), fit = fitted(traffic, target, USUAL["env"])
-    return HostLaw(batch_s=batch_s, poll_s=poll_s, call_s=call_s, gap_s=_gap(windows), fit=fit)
-
-
-def _gap(windows: Sequence[Window]) -> float:
-    """From the windows with the most polls: there, answers were waiting for nearly every one of them."""
-    rates = [window.polls["env"] / window.seconds for window in windows]
-    return _round(min(MOST_GAP_S, 1.0 / max(1e-9, float(np.quantile(rates, 0.9)))))
+    (batch_s, answer_s, call_s), fit = fitted(traffic, target, USUAL["env"])
+    return HostLaw(batch_s=batch_s, answer_s=answer_s, call_s=call_s, fit=fit)
 
 
 def _calls(seen: Mapping[str, int]) -> float:
@@ -316,14 +273,14 @@ def _calls(seen: Mapping[str, int]) -> float:
 
 def _control(windows: Sequence[Window]) -> ControlLaw:
     used = _rows(
-        (sum(window.submits.values()) for window in windows), (sum(window.polls.values()) for window in windows),
+        (sum(window.submits.values()) for window in windows), (sum(window.answers.values()) for window in windows),
         *([window.seen.get(kind, 0) for window in windows] for kind in ("turn_done", "traj_finished", "step_finished")),
         (window.seconds for window in windows),
     )  # fmt: skip
     target = np.array([window.cpu_s["control"] for window in windows])
-    (batch_s, poll_s, turn_s, trajectory_s, step_s, idle), fit = fitted(used, target, USUAL["control"])
+    (batch_s, answer_s, turn_s, trajectory_s, step_s, idle), fit = fitted(used, target, USUAL["control"])
     return ControlLaw(
-        batch_s=batch_s, poll_s=poll_s, turn_s=turn_s, trajectory_s=trajectory_s, step_s=step_s, idle=idle, fit=fit
+        batch_s=batch_s, answer_s=answer_s, turn_s=turn_s, trajectory_s=trajectory_s, step_s=step_s, idle=idle, fit=fit
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from rollart.core.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 T = TypeVar("T")
 
 
@@ -59,12 +59,10 @@ class EngineLaw:
     context_s: float
     batch_s: float
     """Taking in one batch of commands."""
-    poll_s: float
-    """Answering one poll."""
+    answer_s: float
+    """Sending one answer."""
     turn_s: float
     """Of either, for each turn."""
-    lag_steps: float = 0.0
-    """Steps that a turn is with the engine beyond those that compute it: calls wait for turns of its loop."""
     fit: Fit = Fit()
 
 
@@ -92,11 +90,9 @@ class HostLaw:
     """CPU seconds of an environment host."""
 
     batch_s: float
-    poll_s: float
+    answer_s: float
     call_s: float
     """One call of a session, latencies aside."""
-    gap_s: float = 0.0
-    """Between two polls at least, where there are always answers."""
     fit: Fit = Fit()
 
 
@@ -106,7 +102,7 @@ class ControlLaw:
 
     batch_s: float
     """Sending one batch of commands."""
-    poll_s: float
+    answer_s: float
     """Taking one answer."""
     turn_s: float
     """One turn of a trajectory, its step of the environment included."""
@@ -158,9 +154,9 @@ class Calibrated:
     wire_s: float = 0.0003
     """One way between two processes, beside what they compute."""
     together: float = 1.0
-    """Speed of a core while all cores are busy over its speed alone: caches and memory are shared."""
+    """Speed of a core while all cores are busy over what the laws say; see `sim.tuning`."""
     step_s: float = 0.0
-    """Median time between two steps of that run; what a replay is compared with."""
+    """Mean time between two steps of that run."""
 
     def save(self, path: Path) -> None:
         """Write JSON. Raises ConfigError when the file cannot be written."""

@@ -196,7 +196,7 @@ def passes_s(of: Setting) -> float:
     return of.stream(moved) * scale + kernels * of.law.operators.kernel_s
 
 
-def _distinct(ranks: int, choices: int) -> float:
+def distinct_ranks(ranks: int, choices: int) -> float:
     """Expected distinct ranks that a token's `choices` experts stand on, balanced routing."""
     return ranks * (1.0 - (1.0 - 1.0 / ranks) ** choices)
 
@@ -211,11 +211,11 @@ def experts_exchange_s(of: Setting) -> float:
     where = group(plan.ep, 1, of.fabric)
     width = BF16_BYTES * (model.moe_latent or model.hidden)
     tokens = of.tokens / plan.tp
-    sent = tokens * width * _distinct(plan.ep, model.top_k)
+    sent = tokens * width * distinct_ranks(plan.ep, model.top_k)
     one_s = of.collectives("alltoall", sent, Group(ranks=plan.ep, local=plan.ep), of.fabric)
     if where.domains > 1:  # once per domain over the network, then on within it
         others = (where.domains - 1) / where.domains
-        crossing = tokens * width * _distinct(where.domains, model.top_k) * others
+        crossing = tokens * width * distinct_ranks(where.domains, model.top_k) * others
         one_s += of.collectives("send_recv", crossing, Group(ranks=2, local=1), of.fabric)
     return one_s * model.moe_layers
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from rollart.config.schema import LocalWorld
@@ -40,6 +41,11 @@ class Actors(Protocol):
     @property
     def put(self) -> Callable[[Any], Any]:
         """How an actor hands a large array to others: gives what `fetch` reads. Can be sent to an actor."""
+        ...
+
+    @property
+    def sockets(self) -> Path | None:
+        """Where wires to these actors may have sockets (see `wire.Wire`)."""
         ...
 
 
@@ -144,6 +150,9 @@ class RayActors:
 
     put = staticmethod(_ray_put)
 
+    def __init__(self, sockets: Path | None = None) -> None:
+        self.sockets = sockets
+
     def start(self, cls: type, *args: object) -> Any:
         import ray
 
@@ -211,6 +220,7 @@ class InlineActors:
     """Actors in this process, on this loop: nothing overlaps, everything can be stepped through in a debugger."""
 
     put = staticmethod(_itself)
+    sockets: Path | None = None
 
     def start(self, cls: type, *args: object) -> InlineHandle:
         return InlineHandle(partial(cls, *args))

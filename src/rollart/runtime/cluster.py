@@ -57,7 +57,7 @@ class LocalCluster:
         self._stops: dict[str, Callable[[], Awaitable[None]]] = {}
         """By lease, of what was started or half-started."""
         self._released: set[str] = set()
-        self._env = RemoteEnv(self._host_lost, seed=config.seed)
+        self._env = RemoteEnv(self._host_lost, seed=config.seed, sockets=actors.sockets)
         self._remote: dict[str, RemoteEngine] = {}
         """All that have started, those that are gone as well."""
         self._hosts: dict[str, tuple[Any, str]] = {}
@@ -119,7 +119,7 @@ class LocalCluster:
             yield await self._changes.get()
 
     def counts(self) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[float, ...]]]:
-        """Batches sent and polls answered so far, by role; what each engine says that it has computed."""
+        """Batches sent and answers that came so far, by role; what each engine says that it has computed."""
         pairs = [engine.traffic for engine in self._remote.values()]
         engines = (sum(sent for sent, _ in pairs), sum(polls for _, polls in pairs))
         work = {name: engine.work for name, engine in self._remote.items()}
@@ -147,7 +147,8 @@ class LocalCluster:
             fingerprint="probe" if isinstance(own, VllmEngine) else "bitwise",
             mismatch=MISMATCH[own.dtype] if isinstance(own, VllmEngine) else 0.0, version=-1,
         )  # fmt: skip
-        engine = RemoteEngine(info, actor, partial(self._engine_lost, actor, lease.id))
+        lost = partial(self._engine_lost, actor, lease.id)
+        engine = RemoteEngine(info, actor, lost, sockets=self._actors.sockets)
 
         async def stop() -> None:
             engine.close()

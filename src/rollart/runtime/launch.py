@@ -156,7 +156,7 @@ def _actors(config: RunConfig, namespace: str, label: reap.Label) -> Iterator[Ac
         return
     try:
         start_ray(config.world, namespace=namespace, label=label)
-        yield RayActors()
+        yield RayActors(label.ray_folder)
     finally:
         stop_ray()
 

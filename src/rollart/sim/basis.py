@@ -18,6 +18,8 @@ from rollart.sim.transfer import WeightPath
 from rollart.sim.workload import Draws
 
 GB = 1e9
+LEAST_SHARE = 0.005
+"""Less is 0 in whole per cents."""
 
 
 def basis(
@@ -53,9 +55,15 @@ def _engine_line(config: RunConfig, hardware: Hardware, engine: EngineHardware) 
 def _trainer_line(trainer: TrainerHardware) -> str:
     plan, law = trainer.plan, trainer.law
     constant, whence = law.constants.scale(law.framework, law.fabric.chip)
+    rests = f"constant {constant:.2f} ({whence})"
+    if trainer.table is not None:
+        shares = ", ".join(
+            f"{share:.0%} {name}" for name, share in trainer.table.provenance.items() if share >= LEAST_SHARE
+        )
+        rests = f"seconds from a table of step times ({shares or 'what they rest on is not told'})"
     return (
         f"trainer: {law.framework} on {plan.devices} {law.device.name} ({law.device.source}), tp {plan.tp} x pp {plan.pp} x cp "
-        f"{plan.cp} x dp {plan.dp}, recomputation {plan.recompute}; constant {constant:.2f} ({whence})"
+        f"{plan.cp} x dp {plan.dp}, recomputation {plan.recompute}; {rests}"
     )
 
 

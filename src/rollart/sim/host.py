@@ -17,11 +17,15 @@ from collections.abc import Callable
 from rollart.core.errors import ConfigError
 
 TURN_S = 1e-7
-"""One turn of a process's own loop: only an order, what it costs is in what is done in it."""
+"""One turn of a process's own loop, or of its threads: only an order, what it costs is in what is done in it."""
 ROUNDING_S = 1e-9
 """Of work: what sums of floating-point seconds may lack of a whole piece."""
 LEAST_SHARE = 0.02
 """Of a core, for all who come second together: the system starves nobody."""
+MOST_TOGETHER = 1.5
+
+Work = float | Callable[[], float]
+"""Core seconds of a piece, or what says them when it begins."""
 
 
 class _Class:
@@ -39,12 +43,12 @@ class _Class:
 
 class Host:
     """`cores` may be broken: what goes to strangers and to the system is taken off. `together`: the speed of a core while all
-    are busy over its speed alone (caches and memory are shared)."""
+    are busy, where 1 does a core second in a second; above 1 where what is given was measured under more sharing."""
 
     def __init__(self, cores: float, *, together: float = 1.0) -> None:
-        if not (math.isfinite(cores) and cores > 0 and 0 < together <= 1):
+        if not (math.isfinite(cores) and cores > 0 and 0 < together <= MOST_TOGETHER):
             raise ConfigError(
-                f"a host of cores={cores} with together={together}: use cores above 0 and together in (0, 1]"
+                f"a host of cores={cores} with together={together}: use cores above 0 and together in (0, {MOST_TOGETHER:g}]"
             )
         self._cores = cores
         self._together = together
@@ -108,49 +112,58 @@ def _ended(one: _Class) -> list[Process]:
 
 
 class Process:
-    """One process with one thread: what it is given is done one after the other, in the order in which it came."""
+    """One process: what it is given is done one after the other, in the order in which it came. A second thread, where it has
+    one, shares its interpreter: what that is given waits while the first computes, but not for long."""
 
-    __slots__ = ("_host", "_queue", "_under_way", "first", "name", "used_s")
+    __slots__ = ("_aside", "_done_s", "_host", "_looking", "_queue", "_under_way", "first", "name", "used_s")
 
     def __init__(self, host: Host, name: str, *, first: bool = False) -> None:
         """`first`: it goes before those that are not. Ray gives its workers niceness 15, so control goes before them."""
         self.name = name
         self.first = first
         self.used_s = 0.0
-        """Core seconds of all that it has been given."""
+        """Core seconds of all that it has begun."""
         self._host = host
-        self._queue: deque[tuple[float, Callable[[], object]]] = deque()
+        self._queue: deque[tuple[Work, Callable[[], object]]] = deque()
+        self._aside: deque[tuple[float, Work, Callable[[], object]]] = deque()
+        """Of the second thread: at which count of `_done_s` its turn comes at the latest."""
+        self._done_s = 0.0
+        """Core seconds of the pieces that the first thread has begun."""
+        self._looking = False
         self._under_way: Callable[[], object] | None = None
 
-    def do(self, work_s: float, done: Callable[[], object], *, within_s: float = math.inf) -> None:
-        """Call `done` when this piece of `work_s` core seconds has had its turn, before what would make it wait for more than
-        `within_s` core seconds."""
-        self.used_s += work_s
-        place = len(self._queue)
+    def do(self, work_s: Work, done: Callable[[], object], *, within_s: float = math.inf) -> None:
+        """Call `done` when this piece of `work_s` core seconds has had its turn. What depends on when it begins may be a
+        function, which is called then. `within_s`: it is the second thread's, whose turn comes when the first has nothing to
+        do, or has begun so many core seconds meanwhile."""
         if within_s < math.inf:
-            place = 0
-            for waiting_s, _ in self._queue:
-                within_s -= waiting_s
-                if within_s < 0:
-                    break
-                place += 1
-        self._queue.insert(place, (work_s, done))
+            self._aside.append((self._done_s + within_s, work_s, done))
+        else:
+            self._queue.append((work_s, done))
         if self._under_way is None:
             self._next()
 
-    def turns(self, n: int, done: Callable[[], None]) -> None:
-        """Call `done` after `n` turns of the process's loop: in each, what waits in it has its turn before, and what goes on
-        and on in it, as an engine's steps do, goes on once."""
-        if n <= 0:
-            done()
-        else:
-            loop = asyncio.get_running_loop()
-            self.do(0.0, lambda: loop.call_later(2 * TURN_S, self.turns, n - 1, done))
-
     def _next(self) -> None:
-        if self._queue:
-            work_s, self._under_way = self._queue.popleft()
-            self._host.compute(self, work_s)
+        if self._aside and self._aside[0][0] <= self._done_s:
+            self._begin(*self._aside.popleft()[1:])
+        elif self._queue:
+            self._done_s += self._begin(*self._queue.popleft())
+        elif self._aside and not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(TURN_S, self._look)
+
+    def _look(self) -> None:
+        """If nothing came in this very instant, the first thread waits for something, and the second has the process."""
+        self._looking = False
+        if self._under_way is None and not self._queue and self._aside:
+            self._begin(*self._aside.popleft()[1:])
+
+    def _begin(self, work: Work, done: Callable[[], object]) -> float:
+        self._under_way = done
+        work_s = work() if callable(work) else work
+        self.used_s += work_s
+        self._host.compute(self, work_s)
+        return work_s
 
     def ended(self) -> None:
         done, self._under_way = self._under_way, None

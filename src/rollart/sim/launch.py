@@ -22,11 +22,12 @@ from rollart.observe.log import EventWriter, read_events
 from rollart.observe.metrics import MetricsWriter
 from rollart.observe.outlook import Outlook, OutlookFold, outlook
 from rollart.observe.run_folder import EVENTS, METRICS, checkout, held, keep_config, results
-from rollart.perf.measured import load
+from rollart.perf.measured import Calibrated, load
 from rollart.ports import World
 from rollart.sim import loop, virtual
 from rollart.sim.replay import build_replay, replay_config, trimmed
 from rollart.sim.rewards import RewardService
+from rollart.sim.tuning import tuned
 
 NAME = "virtual"
 
@@ -142,9 +143,14 @@ def simulate(resolved: Resolved, folder: Path, calibration: Path | None = None) 
 
 def calibrate(run_dir: Path, out: Path) -> list[str]:
     """Write what a recorded run gives as laws; returns lines about them. Raises RollartError."""
-    made = measurements.calibrate(run_dir)
+    made = calibrated(run_dir)
     made.save(out)
     return list(build_replay(replay_config(run_dir), made).basis)
+
+
+def calibrated(run_dir: Path) -> Calibrated:
+    """The laws of a recorded run, for predicting other runs. Raises RollartError."""
+    return tuned(replay_config(run_dir), measurements.calibrate(run_dir))
 
 
 def replay(run_dir: Path, calibration: Path | None = None) -> tuple[Outlook, Outlook]:

@@ -42,9 +42,6 @@ from rollart.sim.workload import of_this_turn
 
 NEAR = 0.1
 """Of a run: how far from a trajectory's place in it those may be that a replay in the order of the record draws from."""
-IN_SHARE, OUT_SHARE = 0.35, 0.15
-"""Of a turn's lag in its engine: until a call to an actor with a loop begins (Ray deserialises it, schedules it and begins it
-in about five turns of the loop), and until its answer departs (two); the rest is the wait for the next poll to arrive."""
 SWITCH_S = 5e-3
 """After which a thread that computes gives the interpreter to another one (`sys.getswitchinterval`)."""
 LEAST_CORES = 0.25
@@ -180,7 +177,8 @@ class Replay:
         return (
             f"calibration: {origin.kind} of run {origin.run} ({origin.steps} steps, {origin.git}), engine {origin.engine}, "
             + ", ".join(f"{name} {number}" for name, number in origin.versions.items()),
-            f"machine: {origin.cores} cores ({origin.cpu}), shared by all processes; strangers took {origin.others:.2f} cores",
+            f"machine: {origin.cores} cores ({origin.cpu}), shared by all processes; strangers took {origin.others:.2f} cores"
+            + (f"; at {laws.together:.3g} of their speed while all are busy" if laws.together != 1.0 else ""),
             f"engine step: {1e3 * laws.engine.step_s:.3g} ms + {1e6 * laws.engine.row_s:.3g} us a row + "
             f"{1e6 * laws.engine.token_s:.3g} us a token; {laws.engine.fit.error:.1%} median error over "
             f"{laws.engine.fit.windows} windows",
@@ -267,7 +265,7 @@ class ReplayCluster:
         engines = [one.wire.traffic for one in self.engines]
         hosts = [seat.wire.traffic for seat in self._env.seats.values()]
         traffic = {
-            role: (sum(sent for sent, _ in pairs), sum(polls for _, polls in pairs))
+            role: (sum(sent for sent, _ in pairs), sum(answers for _, answers in pairs))
             for role, pairs in (("engine", engines), ("env", hosts))
         }
         work: dict[str, tuple[float, ...]] = {
@@ -285,7 +283,7 @@ class ReplayCluster:
         law, control = self._laws.host, self._laws.control
         process = self.machine.worker(name)
         self._env.seats[name] = HostSeat(
-            process, self._wire(process, law.batch_s, law.poll_s, 0.0, within_s=SWITCH_S, gap_s=law.gap_s),
+            process, self._wire(process, law.batch_s, law.answer_s, 0.0, within_s=SWITCH_S),
             Threads(self._config.envs.sessions_per_host), law.call_s,
             turn_s=HALF * control.turn_s, open_s=HALF * control.trajectory_s,
         )  # fmt: skip
@@ -307,29 +305,17 @@ class ReplayCluster:
             id=name, lease=lease.id, pool=lease.pool, role=lease.role, kv_tokens=own.kv_tokens, fingerprint="bitwise",
             version=-1,
         )  # fmt: skip
-        wire = self._wire(
-            process, law.batch_s, law.poll_s, law.turn_s, in_turns=round(IN_SHARE * law.lag_steps),
-            out_turns=round(OUT_SHARE * law.lag_steps),
-        )  # fmt: skip
+        wire = self._wire(process, law.batch_s, law.answer_s, law.turn_s)
         self.engines.append(ReplayEngine(SimEngine(info, model), process, wire, self._laws))
         return self.engines[-1]
 
     def _wire(
-        self,
-        process: Process,
-        batch_s: float,
-        poll_s: float,
-        item_s: float,
-        *,
-        within_s: float = math.inf,
-        in_turns: int = 0,
-        out_turns: int = 0,
-        gap_s: float = 0.0,
+        self, process: Process, batch_s: float, answer_s: float, item_s: float, *, within_s: float = math.inf
     ) -> SimWire:
         control = self._laws.control
         costs = WireCosts(
-            send_s=control.batch_s, take_s=control.poll_s, batch_s=batch_s, poll_s=poll_s, item_s=item_s,
-            way_s=self._laws.wire_s, within_s=within_s, in_turns=in_turns, out_turns=out_turns, gap_s=gap_s,
+            send_s=control.batch_s, take_s=control.answer_s, batch_s=batch_s, answer_s=answer_s, item_s=item_s,
+            way_s=self._laws.wire_s, within_s=within_s,
         )  # fmt: skip
         return SimWire(self.machine.control, process, costs)
 

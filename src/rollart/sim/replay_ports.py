@@ -67,13 +67,13 @@ class ReplayEngine:
         self.inner.info = info
 
     async def generate(self, request: TurnRequest) -> Generation:
-        await self.wire.there()
+        came_s = await self.wire.there()
         answer = await self.inner.generate(request)
         if answer.tokens.spans:
             oldest = answer.tokens.spans[0].version
             self._on_the_way[request.id] = Live(n_tokens=answer.tokens.n_tokens, oldest_version=oldest)
         try:
-            await self.wire.back(self._turn_s)
+            await self.wire.back(came_s, self._turn_s)
         finally:
             self._on_the_way.pop(request.id, None)
         return answer
@@ -203,9 +203,9 @@ class ReplayEnv:
         if isinstance(session, Failure):
             return session
         seat = self.seats[session.host]
-        await seat.wire.there()
+        came_s = await seat.wire.there()
         await seat.threads.run(lambda: seat.process.work(seat.call_s))
-        await seat.wire.back(seat.open_s)
+        await seat.wire.back(came_s, seat.open_s)
         return ReplaySession(session, seat, self._last(traj, attempt))
 
 
@@ -218,25 +218,24 @@ class ReplaySession:
         self._inner = inner
         self._seat = seat
 
-    async def _call(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """A call's way to the host, its wait for a thread, what it computes and what it waits for."""
+    async def _call(self, call: Callable[[], Coroutine[Any, Any, T]], control_s: float) -> T:
+        """A call's way to the host, its wait for a thread, what it computes and what it waits for, and the way back."""
         seat = self._seat
 
         async def in_thread() -> T:
             await seat.process.work(seat.call_s)
             return await call()
 
-        await seat.wire.there()
-        return await seat.threads.run(in_thread)
-
-    async def reset(self, *, deadline_s: float) -> Observation | Failure:
-        found = await self._call(lambda: self._inner.reset(deadline_s=deadline_s))
-        await self._seat.wire.back(self._seat.open_s)
+        came_s = await seat.wire.there()
+        found = await seat.threads.run(in_thread)
+        await seat.wire.back(came_s, control_s)
         return found
 
+    async def reset(self, *, deadline_s: float) -> Observation | Failure:
+        return await self._call(lambda: self._inner.reset(deadline_s=deadline_s), self._seat.open_s)
+
     async def step(self, action: tuple[Tokens, ...], *, deadline_s: float) -> Observation | Failure:
-        found = await self._call(lambda: self._inner.step(action, deadline_s=deadline_s))
-        await self._seat.wire.back(self._seat.turn_s)
+        found = await self._call(lambda: self._inner.step(action, deadline_s=deadline_s), self._seat.turn_s)
         if isinstance(found, Observation) and found.terminated:
             return replace(found, tokens=Tokens(n_tokens=self._last_tokens))
         return found

@@ -9,6 +9,9 @@ reduction of gradients, optimiser, host). c has a part linear in L and one quadr
 on a grid of lengths and taken in between by a line. A step over sequences of lengths l is then F at their mean length plus
 max(sum of c(l) / ranks, the largest c(l)): frameworks balance sequences over data-parallel ranks, the longest one is whole.
 Lengths that fill a device's tiles exactly (powers of two) are up to 6 % faster by the law; lengths as they come are not.
+
+A table of step times (`perf.step_table`), where the configuration names one, takes the law's place: its plan is trained with,
+its seconds of one more micro-batch and beside them are c and F, and what it does not speak of is refused before the first step.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rollart.config.placement import device_of, layout
 from rollart.config.schema import RunConfig
+from rollart.config.virtual import TrainPlan
 from rollart.core.errors import ConfigError
 from rollart.core.types import Sample
 from rollart.perf.devices import GIB, Device
 from rollart.perf.links import Fabric, fabric
 from rollart.perf.memory import peak_memory_bytes
 from rollart.perf.shapes import ModelShape
+from rollart.perf.step_table import StepTable, read_step_table
 from rollart.perf.train_calibration import Calibration, calibration
 from rollart.perf.train_plan import TrainingPlan, framework
 from rollart.perf.training import StepTime, step_time
@@ -38,6 +44,10 @@ GRID = 1.3
 LEAST_LENGTH = 64
 FORWARD = 1.0 / 3.0
 """Of a micro-batch's seconds: one of the three passes over the weights (forward, backward for inputs and for weights)."""
+SAME_MODEL = 0.02
+"""Counts of parameters that differ by less are of one model: norms and biases are counted by some and not by others."""
+BY_TABLE = ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "framework")
+"""What a table of step times decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,8 @@ class TrainerHardware:
     law: TrainLaw
     plan: TrainingPlan
     logprob_pass: bool
+    table: StepTable | None = None
+    """In the law's place."""
     _costs: dict[int, float] = field(default_factory=dict)
     _fixed: dict[int, float] = field(default_factory=dict)
 
@@ -74,6 +86,12 @@ class TrainerHardware:
     def weight_bytes(self) -> int:
         """Of a published version: 16 bits a parameter, whatever an engine makes of them."""
         return 2 * self.law.shape.parameters
+
+    def usual_s(self) -> float:
+        """A step of the plan as it stands, all sequences of its length."""
+        if self.table is not None:
+            return self.table.seconds(self.plan.sequence, self.plan.micro_batches)
+        return self.law.step(self.plan).total_s
 
     def samples_s(self, samples: Sequence[Sample]) -> float:
         """One optimiser step over these samples."""
@@ -96,6 +114,8 @@ class TrainerHardware:
 
     def _sequence_s(self, length: int) -> float:
         """Seconds that a rank spends on one sequence of `length` tokens."""
+        if self.table is not None:
+            return self.table.micro_batch_s(length) / self.plan.micro_batch
         place = math.log(max(length, LEAST_LENGTH) / LEAST_LENGTH) / math.log(GRID)
         low = int(place)
         below, above = LEAST_LENGTH * GRID**low, LEAST_LENGTH * GRID ** (low + 1)
@@ -109,6 +129,8 @@ class TrainerHardware:
         return found
 
     def _beside_s(self, mean: float) -> float:
+        if self.table is not None:
+            return self.table.beside_s(mean)
         place = round(math.log(max(mean, LEAST_LENGTH) / LEAST_LENGTH) / math.log(GRID))
         found = self._fixed.get(place)
         if found is None:
@@ -141,6 +163,8 @@ def trainer_hardware(config: RunConfig, shape: ModelShape, *, longest: int, usua
         constants=calibration()[0],
     )  # fmt: skip
     devices = sum(pool.devices for pool in pools.values())
+    if config.trainer.plan.table:
+        return _by_table(config, law, devices=devices, longest=longest, usual=usual)
     if config.trainer.plan.ep > 1 and not shape.experts:
         raise ConfigError(
             f"trainer.plan.ep={config.trainer.plan.ep} but {shape.name} has no experts; use trainer.plan.ep=1"
@@ -154,6 +178,44 @@ def trainer_hardware(config: RunConfig, shape: ModelShape, *, longest: int, usua
     compared = [replace(plan, sequence=max(1, min(longest, round(usual)))) for plan in fits]
     best = min(compared, key=lambda plan: law.step(plan).total_s)
     return TrainerHardware(law=law, plan=best, logprob_pass=config.trainer.plan.logprob_pass)
+
+
+def _by_table(config: RunConfig, law: TrainLaw, *, devices: int, longest: int, usual: float) -> TrainerHardware:
+    """The trainer whose seconds a file gives. Raises ConfigError where the file is of another job than the configuration."""
+    asked = config.trainer.plan
+    table = read_step_table(Path(asked.table).expanduser())
+    key, plan, shape = f"trainer.plan.table={asked.table}", table.plan, law.shape
+    problems = []
+    if abs(table.parameters / shape.parameters - 1.0) > SAME_MODEL:
+        problems.append(
+            f"is of {table.model} with {table.parameters:.4g} parameters; the model is {shape.name} with {shape.parameters:.4g}"
+        )
+    if table.device != law.device.name:
+        problems.append(f"is of {table.device}; the train pools have {law.device.name}")
+    if plan.devices != devices:
+        problems.append(f"is of {plan.devices} devices; the train pools have {devices}; use {plan.devices}")
+    for name in BY_TABLE:
+        given, has = getattr(asked, name), table.framework if name == "framework" else getattr(plan, name)
+        if given not in (has, TrainPlan.model_fields[name].default):
+            problems.append(f"has {name} {has}; trainer.plan.{name}={given}; use {has}, or another table")
+    if longest > table.longest:
+        problems.append(
+            f"ends at {table.longest} tokens; trajectories have up to model.max_context={longest}; use "
+            f"model.max_context={table.longest}, or write the table with --seq {longest}"
+        )
+    if table.memory_bytes > law.device.memory_bytes:
+        problems.append(
+            f"needs {table.memory_bytes / GIB:.1f} GiB on a {law.device.name} with {law.device.memory_bytes / GIB:.1f} GiB"
+        )
+    if problems:
+        raise ConfigError("\n".join(f"{key} {problem}" for problem in problems))
+    batch = config.schedule.batch // config.schedule.steps_per_batch
+    used = replace(
+        plan, sequence=max(1, min(longest, round(usual))), global_batch=max(batch, plan.dp * plan.micro_batch)
+    )
+    return TrainerHardware(
+        law=replace(law, framework=table.framework), plan=used, logprob_pass=asked.logprob_pass, table=table
+    )
 
 
 def _plans(config: RunConfig, shape: ModelShape, *, devices: int, in_node: int, longest: int) -> list[TrainingPlan]:

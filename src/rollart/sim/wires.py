@@ -1,20 +1,34 @@
-"""What a message between control and a worker costs on a simulated machine: batches out, polls back, as `runtime.wire` does.
+"""What a message between control and a worker costs on a simulated machine, and when it leaves, as `runtime.wire` does it.
 
-Owns the way of a call to a worker and of its answer back. Invariants: calls that control makes in one turn of its loop travel
-as one batch; one poll is under way at a time, and takes all answers that are there; control hands out a few answers per turn
-of its loop, as `control.exchange` does. Each of these is work of the process that does it, so messages wait for busy
-processes and slow them down.
+Owns the way of a call to a worker and of its answer back. The law of times is the same both ways: what is to be sent leaves in
+the next turn of the sender's loop, or when a pause has passed since the last batch left, with all that has gathered by then;
+what arrives is taken in between two pieces of the receiver's work. The pause of a worker follows what its answers take
+(`answer_pause_s`). Control hands out a few answers per turn of its loop, as `control.exchange` does. Invariant: sending and
+taking in are work of the process that does it, so messages wait for busy processes and slow them down; they arrive in the order
+in which they were sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rollart.control.exchange import SLICE
 from rollart.sim.host import Process
+
+PAUSE_S = 0.002
+"""Least time between two batches that are sent to a worker; `runtime.wire` and `runtime.answering` have the same numbers."""
+LEAST_ANSWER_PAUSE_S, MOST_ANSWER_PAUSE_S = 0.002, 0.02
+ANSWER_SHARE = 0.125
+NEWEST_SHARE = 0.05
+"""Weight of the newest answer in the mean time that one takes."""
+
+
+def answer_pause_s(mean_s: float) -> float:
+    """Least time between two answers of a worker that takes `mean_s` from an item to its answer."""
+    return min(MOST_ANSWER_PAUSE_S, max(LEAST_ANSWER_PAUSE_S, ANSWER_SHARE * mean_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +38,17 @@ class WireCosts:
     send_s: float
     """Control sends a batch."""
     take_s: float
-    """Control takes the answer to a poll."""
+    """Control takes an answer."""
     batch_s: float
     """The worker takes a batch in."""
-    poll_s: float
-    """The worker answers a poll."""
+    answer_s: float
+    """The worker sends an answer."""
     item_s: float = 0.0
     """The worker, for each item of either."""
     way_s: float = 0.0
-    in_turns: int = 0
-    """Turns of the worker's loop from the arrival of a call to its beginning."""
-    out_turns: int = 0
-    """And from its end to its answer's departure."""
-    gap_s: float = 0.0
-    """Between two polls at least: a call goes through several threads of both processes, each of which waits for a core."""
     within_s: float = math.inf
-    """The worker answers polls in a thread of its own, which gets the interpreter after so long; else when it is their turn."""
+    """The worker takes in and answers in a thread of its own, which gets the interpreter after so long; else when it is their
+    turn."""
 
 
 @dataclass(slots=True)
@@ -50,95 +59,92 @@ class _Item:
     control_s: float = 0.0
 
 
+class _Lane:
+    """One direction of a wire."""
+
+    def __init__(
+        self, sender: Process, way_s: float, *, pause_s: Callable[[], float], within_s: float,
+        send_s: Callable[[int], float], arrived: Callable[[Sequence[_Item]], None],
+    ) -> None:  # fmt: skip
+        """`send_s`: core seconds of sending a batch of so many items."""
+        self._sender = sender
+        self._pause_s = pause_s
+        self._way_s = way_s
+        self._within_s = within_s
+        self._send_s = send_s
+        self._arrived = arrived
+        self._box: list[_Item] = []
+        self._sent_s = -math.inf
+        self.batches = 0
+
+    def put(self, control_s: float = 0.0) -> asyncio.Future[None]:
+        """Be in the next batch; the future is done when the other end says so."""
+        loop = asyncio.get_running_loop()
+        item = _Item(loop.create_future(), control_s)
+        if not self._box:
+            _later(self._sent_s + self._pause_s() - loop.time(), self._due)
+        self._box.append(item)
+        return item.future
+
+    def _due(self) -> None:
+        """It is time; the sender gets to it when what it is at is done, and takes what has gathered by then."""
+        batch: list[_Item] = []
+
+        def pack() -> float:
+            batch.extend(self._box)
+            self._box.clear()
+            self._sent_s = asyncio.get_running_loop().time()
+            self.batches += 1
+            return self._send_s(len(batch))
+
+        self._sender.do(pack, lambda: _later(self._way_s, lambda: self._arrived(batch)), within_s=self._within_s)
+
+
 class SimWire:
     def __init__(self, control: Process, worker: Process, costs: WireCosts) -> None:
         self._control = control
         self._worker = worker
         self._costs = costs
-        self._outbox: list[_Item] = []
-        self._answers: list[_Item] = []
-        self.batches = self.polls = 0
-        self._polled_s = -math.inf
-        self._polling = False
-        """A poll is not with the worker: it is answered, or control has not taken the answer yet."""
+        self._mean_s = 0.0
+        """From an item to its answer, at the worker."""
+        self._out = _Lane(
+            control, costs.way_s, pause_s=lambda: PAUSE_S, within_s=math.inf, send_s=lambda n: costs.send_s,
+            arrived=self._taken_in,
+        )  # fmt: skip
+        self._back = _Lane(
+            worker, costs.way_s, pause_s=lambda: answer_pause_s(self._mean_s), within_s=costs.within_s,
+            send_s=lambda n: costs.answer_s + costs.item_s * n, arrived=self._answered,
+        )  # fmt: skip
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Batches that were sent, and polls that were answered."""
-        return self.batches, self.polls
+        """Batches that were sent, and answers that came."""
+        return self._out.batches, self._back.batches
 
-    async def there(self) -> None:
-        """Be in the next batch; returns when the worker has taken it in."""
-        await self._out()
+    async def there(self) -> float:
+        """Be in the next batch; returns when the worker has taken it in: that instant."""
+        await self._out.put()
+        return asyncio.get_running_loop().time()
 
     def post(self) -> None:
         """A message that nobody waits for."""
-        self._out()
+        self._out.put()
 
-    def _out(self) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        item = _Item(loop.create_future())
-        if not self._outbox:
-            loop.call_soon(self._flush)
-        self._outbox.append(item)
-        return item.future
+    async def back(self, came_s: float, control_s: float) -> None:
+        """Be in the worker's next answer, to what came at `came_s`; returns when control has it, which costs it `control_s`
+        beside the answer."""
+        self._mean_s += NEWEST_SHARE * (asyncio.get_running_loop().time() - came_s - self._mean_s)
+        await self._back.put(control_s)
 
-    def _flush(self) -> None:
-        batch, self._outbox = self._outbox, []
+    def _taken_in(self, batch: Sequence[_Item]) -> None:
         costs = self._costs
-        self.batches += 1
-        taken_in_s = costs.batch_s + costs.item_s * len(batch)
+        self._worker.do(costs.batch_s + costs.item_s * len(batch), lambda: _tell(batch), within_s=costs.within_s)
 
-        def arrived() -> None:
-            self._worker.turns(costs.in_turns, lambda: self._worker.do(taken_in_s, lambda: _tell(batch)))
+    def _answered(self, items: Sequence[_Item]) -> None:
+        """Control takes an answer and hands out a slice after the other."""
+        self._control.do(self._costs.take_s, lambda: self._hand_out(items))
 
-        self._control.do(costs.send_s, lambda: _later(costs.way_s, arrived))
-
-    async def back(self, control_s: float) -> None:
-        """Be in the next answer to a poll; returns when control has it, which costs it `control_s` beside the poll."""
-        item = _Item(asyncio.get_running_loop().create_future(), control_s)
-        self._answers.append(item)
-        if not self._polling:
-            self._answer()
-        await item.future
-
-    def _answer(self) -> None:
-        """The worker answers the poll that is with it; answers that come before it gets to that go with it."""
-        self._polling = True
-        self._polled_s = asyncio.get_running_loop().time()
-        self.polls += 1
-        answered: list[_Item] = []
-
-        def pack() -> None:
-            answered.extend(self._answers)
-            self._answers.clear()
-            packed_s = costs.item_s * len(answered)
-            self._worker.do(packed_s, lambda: self._worker.turns(costs.out_turns, gone), within_s=costs.within_s)
-
-        def gone() -> None:
-            _later(costs.way_s, lambda: self._take(answered))
-
-        costs = self._costs
-        self._worker.do(costs.poll_s, pack, within_s=costs.within_s)
-
-    def _take(self, answered: list[_Item]) -> None:
-        """Control takes an answer, polls again and hands out a slice after the other."""
-        self._control.do(self._costs.take_s, lambda: self._hand_out(answered))
-        # the next poll is on its way before the answers are handed out
-        self._control.do(0.0, lambda: _later(self._way_of_poll_s(), self._poll_arrived))
-
-    def _way_of_poll_s(self) -> float:
-        return max(self._costs.way_s, self._polled_s + self._costs.gap_s - asyncio.get_running_loop().time())
-
-    def _poll_arrived(self) -> None:
-        self._worker.turns(self._costs.in_turns, self._poll_begins)
-
-    def _poll_begins(self) -> None:
-        self._polling = False
-        if self._answers:
-            self._answer()
-
-    def _hand_out(self, answered: list[_Item]) -> None:
+    def _hand_out(self, answered: Sequence[_Item]) -> None:
         now, rest = answered[:SLICE], answered[SLICE:]
 
         def done() -> None:
@@ -149,7 +155,7 @@ class SimWire:
         self._control.do(sum(item.control_s for item in now), done)
 
 
-def _tell(items: list[_Item]) -> None:
+def _tell(items: Sequence[_Item]) -> None:
     for item in items:
         if not item.future.done():
             item.future.set_result(None)
@@ -159,4 +165,4 @@ def _later(seconds: float, do: Callable[[], None]) -> None:
     if seconds > 0:
         asyncio.get_running_loop().call_later(seconds, do)
     else:
-        do()
+        asyncio.get_running_loop().call_soon(do)

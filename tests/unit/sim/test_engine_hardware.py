@@ -109,6 +109,15 @@ def test_deadlines_below_what_the_models_say_are_refused() -> None:
     assert "use deadlines.train_s=" in refused(deadlines={"train_s": 0.1})
 
 
+def test_a_version_that_waits_for_the_push_before_it_has_to_be_in_time_too() -> None:
+    """Push 32.9 s, pull 6.9 s: steps of a batch of 8 are shorter than a push, those of 2048 are not."""
+    slow = {"batch": 2048, "group_size": 8, "max_staleness": 0}
+    assert "over cluster.link, 72.7 s" in refused(deadlines={"weights_s": 60}, schedule={"batch": 8, "group_size": 8})
+    assert "over cluster.link, 39.8 s" in refused(
+        deadlines={"weights_s": 20}, schedule=slow, envs={"sessions_per_host": 4096}
+    )
+
+
 def test_without_pools_there_is_nothing_to_simulate() -> None:
     assert refused(pools={}).startswith("cluster.pools is empty")
 

@@ -42,7 +42,7 @@ def test_a_replay_ends_as_a_run_does_and_is_the_same_again() -> None:
 
 
 def test_slower_workers_and_fewer_cores_make_longer_steps() -> None:
-    config = a_run()
+    config = a_run(schedule={"steps": 16})
     usual, slow, one = (
         figures(config, laws).step_s.median for laws in (some_laws(), some_laws(slower=2.0), some_laws(cores=1))
     )

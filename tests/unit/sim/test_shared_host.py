@@ -75,15 +75,33 @@ def test_work_of_one_process_has_its_turn_in_order_or_within_a_limit() -> None:
         for name in "abc":
             process.do(1.0, lambda name=name: order.append(name))  # type: ignore[misc]
         process.do(0.1, lambda: order.append("soon"), within_s=1.0)
-        process.turns(2, lambda: order.append("two turns later"))
         await asyncio.sleep(10)
         return order
 
     # a is under way, b is what it may wait for
-    assert loop.run(main()) == ["a", "b", "soon", "c", "two turns later"]
+    assert loop.run(main()) == ["a", "b", "soon", "c"]
 
 
-@pytest.mark.parametrize(("cores", "together"), [(0.0, 1.0), (float("nan"), 1.0), (2.0, 0.0), (2.0, 1.5)])
+def test_what_a_piece_takes_may_be_said_when_it_begins() -> None:
+    async def main() -> tuple[list[str], float]:
+        process, gathered, took = Process(Host(2), "worker"), list[str](), list[str]()
+
+        def pack() -> float:
+            took.extend(gathered)
+            return 0.5 * len(gathered)
+
+        process.do(1.0, lambda: None)
+        process.do(pack, lambda: None)
+        gathered.append("while the first is under way")
+        await asyncio.sleep(1.25)
+        gathered.append("too late")
+        await asyncio.sleep(10)
+        return took, process.used_s
+
+    assert loop.run(main()) == (["while the first is under way"], 1.5)
+
+
+@pytest.mark.parametrize(("cores", "together"), [(0.0, 1.0), (float("nan"), 1.0), (2.0, 0.0), (2.0, 1.6)])
 def test_a_host_that_cannot_be_is_refused(cores: float, together: float) -> None:
     with pytest.raises(ConfigError, match="cores above 0"):
         Host(cores, together=together)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from rollart.core.types import (
     Failure,
     Fingerprint,
     Generation,
+    Live,
     Manifest,
     RequestId,
     Segment,
@@ -35,15 +35,15 @@ from rollart.core.types import (
     Version,
 )
 from rollart.runtime.actors import fetch
+from rollart.runtime.answering import Answering
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import hf_config
 from rollart.runtime.payload import TokenPayload, ids_of
 from rollart.runtime.weights import BucketLocation, fingerprint, unpack
-from rollart.runtime.wire import Bell
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PROGRESS_S = 0.1
-"""A poll answers at least this often: control aborts what can no longer be trained by what it knows of live requests."""
+"""An engine answers at least this often: control aborts what can no longer be trained by what it knows of live requests."""
 PIECE_BYTES = 16 << 20
 """Of new weights, laid out between two steps: a few milliseconds of copying, less than a step."""
 
@@ -61,18 +61,33 @@ Command = TurnRequest | RequestId | Forget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePoll:
-    """What one poll answers: turns that have ended, and the engine's book as of that instant."""
+    """One answer: turns that have ended, and the engine's book as of that instant."""
 
     answers: tuple[tuple[RequestId, Generation], ...]
-    book: EngineBook
+    totals: EngineBook
+    """Without the live requests."""
+    live: tuple[tuple[TrajId, int, int, int, int, Version | None], ...]
+    """Of each its id and its progress, plain: they are in every answer, and looked at in few."""
     work: tuple[float, ...] = ()
     """Since the start: steps, rows, tokens, context of `slots.Work`, and the CPU seconds of the steps."""
 
+    @classmethod
+    def of(
+        cls, answers: Sequence[tuple[RequestId, Generation]], book: EngineBook, work: tuple[float, ...] = ()
+    ) -> EnginePoll:
+        live = tuple((*rid, one.n_tokens, one.oldest_version) for rid, one in book.live.items())
+        return cls(answers=tuple(answers), totals=replace(book, live={}), live=live, work=work)
 
-class EngineActor:
+    def book(self) -> EngineBook:
+        live = {RequestId(*row[:4]): Live(n_tokens=row[4], oldest_version=row[5]) for row in self.live}
+        return replace(self.totals, live=live)
+
+
+class EngineActor(Answering):
     """An async Ray actor around `EngineCore`."""
 
     def __init__(self, model: ScratchModel | PretrainedModel, vocab_size: int, config: EngineConfig) -> None:
+        super().__init__(beat_s=PROGRESS_S)
         torch.set_num_threads(config.threads)
         self._core = EngineCore(
             hf_config(model, vocab_size),
@@ -86,7 +101,7 @@ class EngineActor:
             device=_device(config.device),
         )
         self._answers: list[tuple[RequestId, Generation]] = []
-        self._bell = Bell()
+        self._came_s: dict[RequestId, float] = {}
         self._work = asyncio.Event()
         self._ended = asyncio.Event()
         self._held: Version = -1
@@ -118,24 +133,28 @@ class EngineActor:
                     await self._work.wait()
                     continue
                 began_s = time.thread_time()
-                self._collect(self._core.step())
+                answers = self._core.step()
                 self._step_cpu_s += time.thread_time() - began_s
+                self._collect(answers)
+                self.tend()
                 await asyncio.sleep(0)
-        # boundary: a step that broke, however, has lost the engine's state; the next poll tells the owner why
+        # boundary: a step that broke, however, has lost the engine's state; the last answer tells the owner why
         except Exception as error:  # noqa: BLE001
-            self._bell.error = error
-            self._bell.wake()
+            self.broke(error)
 
     def _collect(self, answers: Sequence[tuple[RequestId, Generation]]) -> None:
         if answers:
+            now_s = time.monotonic()
+            for rid, _ in answers:
+                self.took(now_s - self._came_s.pop(rid, now_s))
             self._answers.extend(answers)
-            self._bell.wake()
+            self.ring()
             self._ended.set()
 
-    async def submit(self, blob: bytes) -> None:
+    def take_in(self, items: Sequence[Command]) -> None:
         requests: list[TurnRequest] = []
         aborts: list[RequestId] = []
-        for command in pickle.loads(blob):
+        for command in items:
             match command:
                 case TurnRequest():
                     requests.append(command)
@@ -143,17 +162,16 @@ class EngineActor:
                     self._core.forget(command.traj, command.attempt)
                 case _:
                     aborts.append(command)
+        self._came_s.update(dict.fromkeys((one.id for one in requests), time.monotonic()))
         self._core.submit(requests)
         self._core.abort(aborts)
         self._work.set()
 
-    async def poll(self, wait_s: float) -> bytes:
-        await self._bell.wait(0.0 if self._answers else min(wait_s, PROGRESS_S))
+    def take_out(self) -> EnginePoll:
         answers, self._answers = self._answers, []
         done = self._core.work
         work = (done.steps, done.rows, done.tokens, done.context, round(self._step_cpu_s, 6))
-        poll = EnginePoll(answers=tuple(answers), book=self._core.book(), work=work)
-        return pickle.dumps(poll, protocol=pickle.HIGHEST_PROTOCOL)
+        return EnginePoll.of(answers, self._core.book(), work)
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:
         """Fetch a version's buckets, one call each, and lay its tensors out beside those served.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from rollart.control.exchange import Exchange
@@ -29,22 +30,28 @@ from rollart.runtime.wire import Wire
 
 
 class RemoteEngine:
-    """Implements `ports.Engine`. One batched submit and one long poll carry all turns."""
+    """Implements `ports.Engine`. One wire carries all turns. `sockets`: see `Wire`."""
 
-    def __init__(self, info: EngineInfo, actor: Any, on_lost: Callable[[str, Failure], None]) -> None:
+    def __init__(
+        self, info: EngineInfo, actor: Any, on_lost: Callable[[str, Failure], None], *, sockets: Path | None = None
+    ) -> None:
         self.info = info
         self._actor = actor
         self._on_lost = on_lost
-        self._book = EngineBook()
+        self._last: EnginePoll | None = None
+        self._book: EngineBook | None = None
+        """Of the last answer, once somebody has asked for it."""
         self._duplicates = 0
         self.work: tuple[float, ...] = ()
         """Of the last answer; see `EnginePoll`."""
         self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
-        self._wire: Wire[Command, EnginePoll] = Wire(actor, where="engine", on_poll=self._polled, on_lost=self._failed)
+        self._wire: Wire[Command, EnginePoll] = Wire(
+            actor, where="engine", on_poll=self._polled, on_lost=self._failed, sockets=sockets
+        )
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Batches that were sent, and polls that were answered."""
+        """Batches that were sent, and answers that came."""
         return self._wire.traffic
 
     def open(self) -> None:
@@ -70,7 +77,7 @@ class RemoteEngine:
         self._wire.send(Forget(traj, attempt))
 
     def _polled(self, poll: EnginePoll) -> None:
-        self._book, self.work = poll.book, poll.work
+        self._last, self._book, self.work = poll, None, poll.work
         self._exchange.answer(poll.answers)
 
     def _failed(self, why: Failure) -> None:
@@ -90,6 +97,8 @@ class RemoteEngine:
             for rid, answer in self._exchange.pending.items()
             if answer.tokens.spans
         }
+        if self._book is None:
+            self._book = EngineBook() if self._last is None else self._last.book()
         return replace(self._book, live={**self._book.live, **pending}, duplicates=self._duplicates)
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:

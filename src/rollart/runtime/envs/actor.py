@@ -1,43 +1,45 @@
-"""The env host's process: an `EnvHost` behind a batched submit and a long poll."""
+"""The env host's process: an `EnvHost` behind a wire."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rollart.config.schema import CharsTokenizer, EnvHostConfig, HFTokenizer, TaskConfig
-from rollart.runtime.envs.host import EnvHost
+from rollart.runtime.answering import Answering
+from rollart.runtime.envs.host import Call, Done, EnvHost
 from rollart.runtime.tokenizers import build_tokenizer
-from rollart.runtime.wire import Bell
+from rollart.runtime.wire import POLL_S
 
 
-class EnvHostActor:
+class EnvHostActor(Answering):
     """An async Ray actor around `EnvHost`."""
 
     def __init__(
         self, tasks: Mapping[str, TaskConfig], tokenizer: CharsTokenizer | HFTokenizer, config: EnvHostConfig
     ) -> None:
-        self._bell = Bell()
+        super().__init__(beat_s=POLL_S)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._host = EnvHost(tasks, build_tokenizer(tokenizer), config, wake=self._wake)
+        self._host = EnvHost(tasks, build_tokenizer(tokenizer), config, wake=self._rung)
 
-    def _wake(self) -> None:
+    def _rung(self) -> None:
         """Called from the host's threads."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._bell.wake)
+            self._loop.call_soon_threadsafe(self.ring)
 
     async def start(self) -> int:
         self._loop = asyncio.get_running_loop()
         return os.getpid()
 
-    async def submit(self, blob: bytes) -> None:
-        self._host.submit(pickle.loads(blob))
+    def take_in(self, items: Sequence[Call]) -> None:
+        self._host.submit(items)
 
-    async def poll(self, wait_s: float) -> bytes:
-        await self._bell.wait(wait_s)
-        return pickle.dumps(self._host.take(), protocol=pickle.HIGHEST_PROTOCOL)
+    def take_out(self) -> list[Done]:
+        done = self._host.take()
+        for one in done:
+            self.took(one.seconds)
+        return done
 
     async def close(self) -> None:
         """Close what is open, so that environments with processes of their own end before the host does."""

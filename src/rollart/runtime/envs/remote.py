@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,17 @@ LostFn = Callable[[str, Failure, int], None]
 class RemoteHost:
     """One host: sends calls, hands back their results."""
 
-    def __init__(self, name: str, actor: Any, on_lost: Callable[[str, Failure], None]) -> None:
+    def __init__(
+        self, name: str, actor: Any, on_lost: Callable[[str, Failure], None], *, sockets: Path | None = None
+    ) -> None:
         self.name = name
         self.actor = actor
         self.sessions = 0
         self._on_lost = on_lost
         self._exchange: Exchange[tuple[str, int], Result] = Exchange(lambda key, result: None)
-        self.wire: Wire[Call, list[Done]] = Wire(actor, where="env", on_poll=self._polled, on_lost=self._failed)
+        self.wire: Wire[Call, list[Done]] = Wire(
+            actor, where="env", on_poll=self._polled, on_lost=self._failed, sockets=sockets
+        )
 
     async def ask(self, call: Call) -> Result:
         if self.wire.lost is not None:
@@ -62,23 +67,27 @@ class RemoteHost:
 
 
 class RemoteEnv:
-    """Implements `ports.Env` and `ports.Scorer` over the hosts that are there; a session goes to the one with the fewest."""
+    """Implements `ports.Env` and `ports.Scorer` over the hosts that are there; a session goes to the one with the fewest.
 
-    def __init__(self, on_lost: LostFn, *, seed: int) -> None:
+    `sockets`: see `Wire`.
+    """
+
+    def __init__(self, on_lost: LostFn, *, seed: int, sockets: Path | None = None) -> None:
         self._hosts: list[RemoteHost] = []
         self._on_lost = on_lost
         self._seed = seed
+        self._sockets = sockets
         self._scored = 0
 
     def add(self, name: str, actor: Any) -> None:
         """A host has started; in the running loop."""
-        host = RemoteHost(name, actor, self._lost)
+        host = RemoteHost(name, actor, self._lost, sockets=self._sockets)
         self._hosts.append(host)
         host.wire.open()
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Batches that were sent to the hosts that are there, and polls that they answered."""
+        """Batches that were sent to the hosts that are there, and answers of theirs that came."""
         pairs = [host.wire.traffic for host in self._hosts]
         return sum(sent for sent, _ in pairs), sum(polls for _, polls in pairs)
 

@@ -3,16 +3,15 @@
 Takes the place of `runtime.engine.actor.EngineActor` behind the same proxy. Invariants: while a version is applied nothing is
 under way in vLLM, so every token that comes was sampled under the version that is served then; a turn that an apply ends is
 sent again from its tokens (`rebuild`) or answered `aborted`; cached prefixes never outlive the weights that made them. When
-vLLM is gone, or answers what cannot be taken in the middle of an apply, the next poll tells the owner why, once.
+vLLM is gone, or answers what cannot be taken in the middle of an apply, the last answer tells the owner why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -36,7 +35,8 @@ from rollart.core.types import (
     Version,
 )
 from rollart.runtime.actors import fetch
-from rollart.runtime.engine.actor import PROGRESS_S, EnginePoll, Forget
+from rollart.runtime.answering import Answering
+from rollart.runtime.engine.actor import PROGRESS_S, Command, EnginePoll, Forget
 from rollart.runtime.models import hf_config
 from rollart.runtime.payload import ids_of
 from rollart.runtime.probe import prompts
@@ -44,7 +44,6 @@ from rollart.runtime.vllm import client, staging
 from rollart.runtime.vllm.rows import Computed, Row, refusal, refused_version, wants
 from rollart.runtime.vllm.server import ServerSpec, VllmServer
 from rollart.runtime.weights import BucketLocation, unpack
-from rollart.runtime.wire import Bell
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """As vLLM names them."""
@@ -59,13 +58,14 @@ GENERATE = "/inference/v1/generate"
 MakeServer = Callable[[ServerSpec, PretrainedConfig], VllmServer]
 
 
-class VllmActor:
+class VllmActor(Answering):
     """An async Ray actor beside one vLLM server."""
 
     def __init__(
         self, model: ScratchModel | PretrainedModel, vocab_size: int, config: VllmEngine,
         server: MakeServer = VllmServer,
     ) -> None:  # fmt: skip
+        super().__init__(beat_s=PROGRESS_S)
         self._config = hf_config(model, vocab_size)
         self._longest = min(
             config.max_model_len or self._config.max_position_embeddings, self._config.max_position_embeddings
@@ -78,9 +78,9 @@ class VllmActor:
         self._rows: dict[RequestId, Row] = {}
         self._computed: dict[tuple[str, int], Computed] = {}
         self._answers: list[tuple[RequestId, Generation]] = []
+        self._came_s: dict[RequestId, float] = {}
         self._sampled: dict[Purpose, int] = dict.fromkeys(("train", "eval", "external"), 0)
         self._rebuilt = 0
-        self._bell = Bell()
         self._changed = asyncio.Condition()
         self._version: Version = -1
         self._applying = False
@@ -115,14 +115,13 @@ class VllmActor:
 
     def _break(self, error: BaseException) -> None:
         """The engine is lost: nothing that it holds can be known any more."""
-        self._bell.error = self._bell.error or error
-        self._bell.wake()
+        self.broke(error)
 
     # --- commands ------------------------------------------------------------------------------------------------------
 
-    async def submit(self, blob: bytes) -> None:
+    def take_in(self, items: Sequence[Command]) -> None:
         aborts: list[RequestId] = []
-        for command in pickle.loads(blob):
+        for command in items:
             match command:
                 case TurnRequest():
                     self._accept(command)
@@ -130,14 +129,14 @@ class VllmActor:
                     self._computed.pop((command.traj, command.attempt), None)
                 case _:
                     aborts.append(command)
-        await self._abort([self._rows[one] for one in aborts if one in self._rows])
+        if ending := [self._rows[one] for one in aborts if one in self._rows]:
+            self._abort(ending)
 
-    async def poll(self, wait_s: float) -> bytes:
-        await self._bell.wait(0.0 if self._answers else min(wait_s, PROGRESS_S))
+    def take_out(self) -> EnginePoll:
         answers, self._answers = self._answers, []
         live = {id_: row.progress for id_, row in self._rows.items()}
         book = EngineBook(sampled=dict(self._sampled), live=live, rebuilt_tokens=self._rebuilt)
-        return pickle.dumps(EnginePoll(answers=tuple(answers), book=book), protocol=pickle.HIGHEST_PROTOCOL)
+        return EnginePoll.of(answers, book)
 
     def _accept(self, request: TurnRequest) -> None:
         if request.id in self._rows:
@@ -145,16 +144,17 @@ class VllmActor:
         computed = self._computed.setdefault((request.id.traj, request.id.attempt), Computed())
         row = Row.of(request, computed)
         self._rows[request.id] = row
+        self._came_s[request.id] = time.monotonic()
         why = refusal(request, ids_of(request.context), vocab=self._config.vocab_size, longest=self._longest)
         if why is not None:
             self._answer(row, "failed", why)
         else:
             self._spawn(self._serve(row))
 
-    async def _abort(self, rows: list[Row]) -> None:
+    def _abort(self, rows: list[Row]) -> None:
         for row in rows:
             row.aborting = True
-        await self._notify()
+        self._spawn(self._notify())
         if live := [row for row in rows if row.live]:
             self._spawn(self._cut(live))
 
@@ -255,8 +255,9 @@ class VllmActor:
 
     def _answer(self, row: Row, finish: Finish, why: Failure | None = None) -> None:
         if self._rows.pop(row.request.id, None) is not None:
+            self.took(time.monotonic() - self._came_s.pop(row.request.id))
             self._answers.append((row.request.id, row.answer(finish, why)))
-            self._bell.wake()
+            self.ring()
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -351,5 +352,5 @@ class VllmActor:
         return [row for row in self._rows.values() if row.request.pin == self._version and not row.aborting]
 
     def _check_alive(self) -> None:
-        if self._bell.error is not None or (why := self._server.ended()):
-            raise EngineError(str(self._bell.error or why))
+        if self._error is not None or (why := self._server.ended()):
+            raise EngineError(str(self._error or why))

@@ -16,8 +16,8 @@ import torch
 
 from rollart.config.schema import EngineConfig, ScratchModel
 from rollart.core.errors import EngineError
-from rollart.core.types import Failure, Generation, RequestId, Version
-from rollart.runtime.engine.actor import PIECE_BYTES, EngineActor, _pieces
+from rollart.core.types import EngineBook, Failure, Generation, Live, RequestId, TrajId, Version
+from rollart.runtime.engine.actor import PIECE_BYTES, EngineActor, EnginePoll, _pieces
 from rollart.runtime.models import build_model, hf_config, named_weights
 from rollart.runtime.weights import fingerprint, manifest, pack
 
@@ -41,6 +41,16 @@ def test_whatever_breaks_a_step_comes_out_of_the_next_poll() -> None:
             await actor.poll(1.0)
 
     asyncio.run(main())
+
+
+def test_an_answer_carries_the_book_whole() -> None:
+    rid, other = RequestId(TrajId("t"), 0, 3, 1), RequestId(TrajId("u"), 1, 0, 0)
+    live = {rid: Live(n_tokens=7, oldest_version=4), other: Live(n_tokens=0, oldest_version=None)}
+    book = EngineBook(sampled={"train": 9, "eval": 2}, live=live, rebuilt_tokens=5)
+    poll = pickle.loads(pickle.dumps(EnginePoll.of([], book)))
+    assert poll.book() == book
+    assert poll.answers == ()
+    assert EnginePoll.of([], EngineBook()).book() == EngineBook()
 
 
 class Bucket:

@@ -1,0 +1,1 @@
+"""Echo: a distributed training step predicted from one device, or none."""
