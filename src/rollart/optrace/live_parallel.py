@@ -9,6 +9,7 @@ processes to check what is predicted. Imports torch: import this module inside f
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -51,7 +52,9 @@ def fake_world(rank: int, degrees: Mapping[str, int]) -> Iterator[dict[str, Devi
 
     if dist.is_initialized():
         raise ConfigError("a process group exists in this process; capture before torch.distributed is initialised")
+    told = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    sys.excepthook = told  # torch puts `[rank0]:` before every later traceback of the process
     try:
         mesh = init_device_mesh("cpu", tuple(degrees.values()), mesh_dim_names=tuple(degrees))
         yield {axis: mesh[axis] for axis, degree in degrees.items() if degree > 1}

@@ -59,7 +59,9 @@ class Op:
 
     def __post_init__(self) -> None:
         if any(dep >= self.id or dep < 0 for dep in self.deps):
-            raise ConfigError(f"operator {self.id} ({self.name}) depends on {self.deps}: only earlier ones of its pass can be")
+            raise ConfigError(
+                f"operator {self.id} ({self.name}) depends on {self.deps}: only earlier ones of its pass can be"
+            )
         if self.stream == "comm" and not (self.collective and self.axis and self.payload_bytes > 0):
             raise ConfigError(
                 f"operator {self.id} ({self.name}) communicates {self.payload_bytes} bytes by {self.collective!r} over "
@@ -117,7 +119,9 @@ class Trace:
     def __post_init__(self) -> None:
         missing = sorted({*self.layers, self.embedding, self.head} - set(self.parts))
         if missing:
-            raise ConfigError(f"trace of {self.model}: no part called {', '.join(missing)}; it has {', '.join(self.parts)}")
+            raise ConfigError(
+                f"trace of {self.model}: no part called {', '.join(missing)}; it has {', '.join(self.parts)}"
+            )
 
 
 Provenance = Literal["measured", "interpolated", "analytic"]
@@ -135,4 +139,6 @@ class Priced:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.seconds < float("inf"):
-            raise ConfigError(f"an operator was priced at {self.seconds} s by {self.source}; need a finite time above 0")
+            raise ConfigError(
+                f"an operator was priced at {self.seconds} s by {self.source}; need a finite time above 0"
+            )
