@@ -2,7 +2,7 @@
 
 Owns when answers leave. On a line they are pushed: the first at once, what comes within a pause after it together when that
 is over, and at least every `beat_s` whatever there is, so that the control process can tell silence from quiet. The pause
-follows the work: quick turns are not kept waiting, and slow ones leave in company (`wire.answer_pause_s`).
+follows the work: quick turns are not kept waiting, and slow ones leave in company (`sched.pacing`).
 While the control process does not read, nothing is pushed and nothing waits: answers gather where they are made, and leave
 together. In one process (`InlineActors`) the same answers are polled for. Invariant: an actor whose work broke says so once,
 with the error, as its last word.
@@ -17,10 +17,7 @@ from typing import Any
 
 from rollart.runtime import line
 from rollart.runtime.line import ANSWER, BATCH, BROKEN, Address, Line, Offer
-from rollart.runtime.wire import answer_pause_s
-
-NEWEST_SHARE = 0.05
-"""Weight of the newest answer in the mean time that one takes: it follows the last twenty or so."""
+from rollart.sched.pacing import answer_pause_s, newer_mean_s
 
 
 class Answering:
@@ -59,7 +56,7 @@ class Answering:
 
     def took(self, seconds: float) -> None:
         """So long an answer took to come up, from its item on."""
-        self._mean_s += NEWEST_SHARE * (seconds - self._mean_s)
+        self._mean_s = newer_mean_s(self._mean_s, seconds)
 
     def broke(self, error: BaseException) -> None:
         """The actor's work is lost."""

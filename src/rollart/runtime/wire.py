@@ -31,6 +31,7 @@ from rollart.core.types import Boundary, Failure
 from rollart.runtime import line
 from rollart.runtime.actors import InlineHandle, call, unless_done
 from rollart.runtime.line import ANSWER, BATCH, BROKEN, Line, Offer
+from rollart.sched.pacing import PAUSE_S
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -39,13 +40,6 @@ POLL_S = 1.0
 """In one process a poll returns empty after this long; on a line an actor says something as often: its beat is no longer."""
 SILENT_S = 30.0
 """Beyond that an actor without an answer counts as lost: longer than any one step or apply, in which it cannot answer."""
-PAUSE_S = 0.002
-"""Least time between two batches to an actor in another process: what a wave of answers sets off goes together."""
-LEAST_ANSWER_PAUSE_S, MOST_ANSWER_PAUSE_S = 0.002, 0.02
-"""Bounds of the time between two answers of such an actor. A message costs 0.2 to 0.35 ms of CPU over both processes (a Ray
-call: 1.8 to 3 ms), most of it for waking the one that sleeps; beyond the upper bound there is little left to save."""
-ANSWER_SHARE = 0.25
-"""Of what an answer takes on average to come up: waiting for others to go with it makes a turn longer by an eighth."""
 CAUSE_S = 3.0
 """After the end of a line Ray knows within a second why the actor is gone; when it does not, that is all there is to tell."""
 BEATS = 8
@@ -53,11 +47,6 @@ BEATS = 8
 FOLDER = "rollart-line-"
 MAX_TEMP_CHARS = 70
 """Longest folder for the sockets' folders: 107 characters are the limit of a socket's path."""
-
-
-def answer_pause_s(mean_s: float) -> float:
-    """Least time between two answers of an actor that takes `mean_s` from an item to its answer."""
-    return min(MOST_ANSWER_PAUSE_S, max(LEAST_ANSWER_PAUSE_S, ANSWER_SHARE * mean_s))
 
 
 class Wire(Generic[S, P]):

@@ -16,19 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rollart.control.exchange import SLICE
+from rollart.sched.pacing import PAUSE_S, answer_pause_s, newer_mean_s
 from rollart.sim.host import Process
-
-PAUSE_S = 0.002
-"""Least time between two batches that are sent to a worker; `runtime.wire` and `runtime.answering` have the same numbers."""
-LEAST_ANSWER_PAUSE_S, MOST_ANSWER_PAUSE_S = 0.002, 0.02
-ANSWER_SHARE = 0.125
-NEWEST_SHARE = 0.05
-"""Weight of the newest answer in the mean time that one takes."""
-
-
-def answer_pause_s(mean_s: float) -> float:
-    """Least time between two answers of a worker that takes `mean_s` from an item to its answer."""
-    return min(MOST_ANSWER_PAUSE_S, max(LEAST_ANSWER_PAUSE_S, ANSWER_SHARE * mean_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +122,7 @@ class SimWire:
     async def back(self, came_s: float, control_s: float) -> None:
         """Be in the worker's next answer, to what came at `came_s`; returns when control has it, which costs it `control_s`
         beside the answer."""
-        self._mean_s += NEWEST_SHARE * (asyncio.get_running_loop().time() - came_s - self._mean_s)
+        self._mean_s = newer_mean_s(self._mean_s, asyncio.get_running_loop().time() - came_s)
         await self._back.put(control_s)
 
     def _taken_in(self, batch: Sequence[_Item]) -> None:

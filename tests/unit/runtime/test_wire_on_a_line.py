@@ -16,7 +16,8 @@ from rollart.core.types import Failure
 from rollart.runtime.actors import InlineActors, InlineHandle
 from rollart.runtime.answering import Answering
 from rollart.runtime.line import ANSWER, Address, Line, Offer
-from rollart.runtime.wire import LEAST_ANSWER_PAUSE_S, MOST_ANSWER_PAUSE_S, Wire, answer_pause_s
+from rollart.runtime.wire import Wire
+from rollart.sched.pacing import LEAST_ANSWER_PAUSE_S, MOST_ANSWER_PAUSE_S, answer_pause_s
 
 BEAT_S = 0.02
 END_S = 20.0

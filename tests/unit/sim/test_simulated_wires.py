@@ -10,21 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollart.runtime import answering
-from rollart.runtime import wire as real
-from rollart.sim import loop, wires
+from rollart.sched.pacing import PAUSE_S
+from rollart.sim import loop
 from rollart.sim.host import Host, Process
 from rollart.sim.threads import Threads
-from rollart.sim.wires import PAUSE_S, SimWire, WireCosts
+from rollart.sim.wires import SimWire, WireCosts
 
 FREE = WireCosts(send_s=0.0, take_s=0.0, batch_s=0.0, answer_s=0.0)
 ROUNDING_S = 1e-6
-
-
-def test_it_goes_by_the_numbers_of_the_real_wire() -> None:
-    assert (wires.PAUSE_S, wires.NEWEST_SHARE) == (real.PAUSE_S, answering.NEWEST_SHARE)
-    for mean_s in (0.0, 0.001, 0.01, 0.05, 0.1, 0.16, 1.0, 60.0):
-        assert wires.answer_pause_s(mean_s) == real.answer_pause_s(mean_s)
 
 
 def arrivals(costs: WireCosts, sent_s: list[float], *, busy_s: float = 0.0) -> tuple[list[float], int]:
