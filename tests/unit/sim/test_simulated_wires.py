@@ -83,7 +83,7 @@ def test_answers_of_quick_calls_leave_together() -> None:
 
 
 def test_a_worker_waits_between_its_answers_in_proportion_to_what_they_take() -> None:
-    """Calls of 0.08 s each, answers 1 ms apart: the mean goes to 0.08 s, and the pause to an eighth of it."""
+    """Calls of 0.04 s each, answers 1 ms apart: the mean goes to 0.04 s, and the pause to a quarter of it."""
 
     async def main() -> tuple[int, list[float]]:
         host = Host(2)
@@ -93,7 +93,7 @@ def test_a_worker_waits_between_its_answers_in_proportion_to_what_they_take() ->
         async def one(index: int) -> None:
             await asyncio.sleep(0.001 * index)
             came_s = await wire.there()
-            await asyncio.sleep(0.08)
+            await asyncio.sleep(0.04)
             await wire.back(came_s, 0.0)
             times.append(asyncio.get_running_loop().time())
 
