@@ -15,10 +15,11 @@ import os
 import platform
 import secrets
 import socket
+import stat
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollart.core.errors import ClusterError
@@ -36,7 +37,7 @@ READS = 64
 KEY_BYTES = NONCE_BYTES = 32
 DIGEST = "sha256"
 SHAKE_S = 5.0
-"""Longest exchange of proofs, once connected."""
+"""Longest exchange of proofs with who has connected: so long a stranger that says nothing makes others wait."""
 MEET_S = 20.0
 """Longest wait of either end for the other: an actor answers calls by then, so this is for a network that does not."""
 SOCKET = "line"
@@ -50,7 +51,7 @@ Address = str | tuple[str, int]
 class Offer:
     """What an actor gets over Ray before it listens."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     machine: str
     """Of the control process, as `this_machine` tells it."""
     folder: str
@@ -80,7 +81,9 @@ class Line:
         self._parts: list[bytes] = []
         self._have, self._need = 0, HEADER.size
         self._unsent: list[memoryview] = []
-        self._deaf = self._closed = False
+        self._deaf = ""
+        """Why nothing can be sent any more."""
+        self._closed = False
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
         self._loop.add_reader(sock, self.look)
@@ -111,9 +114,10 @@ class Line:
             return self._sock.sendmsg(parts)
         except BlockingIOError:
             return 0
-        except OSError:
+        except OSError as error:
             # the reader tells the end, after what the other end may have said before it went
-            self._deaf = True
+            self._deaf = error.strerror or type(error).__name__
+            self._loop.call_soon(self.look)
             return sum(len(part) for part in parts)
 
     def _drain(self) -> None:
@@ -136,6 +140,9 @@ class Line:
             try:
                 data = self._sock.recv(READ_BYTES)
             except BlockingIOError:
+                if self._deaf:
+                    # there is no end to read: the system refused, for want of memory say, and a frame is missing
+                    self._end(self._deaf)
                 return
             except OSError as error:
                 self._end(error.strerror or type(error).__name__)
@@ -144,8 +151,10 @@ class Line:
                 self._end("in the middle of a frame" if self._have else "it was closed at the other end")
                 return
             self._arrived(data)
-            if len(data) < READ_BYTES:
+            if len(data) < READ_BYTES and not self._deaf:
                 return
+        if self._deaf:
+            self._loop.call_soon(self.look)
 
     def _arrived(self, data: bytes) -> None:
         self._parts.append(data)
@@ -192,7 +201,7 @@ def listening(offer: Offer, own_ip: Callable[[], str]) -> tuple[Address, socket.
 
     Raises OSError.
     """
-    here = offer.machine == this_machine() and os.path.isdir(offer.folder)
+    here = offer.machine == this_machine() and _private(offer.folder)
     address: Address = str(Path(offer.folder) / SOCKET) if here else (own_ip(), 0)
     sock = socket.socket(socket.AF_UNIX if here else _family(address[0]), socket.SOCK_STREAM)
     try:
@@ -203,6 +212,15 @@ def listening(offer: Offer, own_ip: Callable[[], str]) -> tuple[Address, socket.
         sock.close()
         raise
     return (address if here else sock.getsockname()[:2]), sock
+
+
+def _private(folder: str) -> bool:
+    """Whether it is here, and ours alone: another container may not have it, another user cannot use it."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -239,7 +257,7 @@ async def connected(address: Address, key: bytes, limit_s: float = MEET_S) -> so
     try:
         async with asyncio.timeout(limit_s):
             await asyncio.get_running_loop().sock_connect(sock, address)
-        proven = await _proven(sock, key, listens=False)
+            proven = await _proven(sock, key, listens=False)
     except (OSError, TimeoutError) as error:
         # the address is left out: it differs from run to run
         raise ClusterError(
@@ -249,7 +267,7 @@ async def connected(address: Address, key: bytes, limit_s: float = MEET_S) -> so
         if not proven:
             sock.close()
     if not proven:
-        raise ClusterError("no connection: what listens there does not know the key of this run")
+        raise ClusterError("no connection: what listens there has gone, or does not know the key of this run")
     return sock
 
 
@@ -257,10 +275,8 @@ async def _proven(sock: socket.socket, key: bytes, *, listens: bool) -> bool:
     """Whether the other end knows the key: each sends a random number, and proves that it can sign both.
 
     The side that connects proves first, so a stranger who connects is told nothing that was made with the key.
+    It may have to wait for strangers who came before it: its own limit is the caller's.
     """
-    sock.setblocking(False)
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     loop = asyncio.get_running_loop()
     mine = secrets.token_bytes(NONCE_BYTES)
 
@@ -268,7 +284,10 @@ async def _proven(sock: socket.socket, key: bytes, *, listens: bool) -> bool:
         return hmac.digest(key, side + b"".join(nonces), DIGEST)
 
     try:
-        async with asyncio.timeout(SHAKE_S):
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(SHAKE_S if listens else None):
             await loop.sock_sendall(sock, mine)
             other = await _exactly(sock, NONCE_BYTES)
             both = (mine, other) if listens else (other, mine)

@@ -92,7 +92,9 @@ class Wire(Generic[S, P]):
         return self._batches, self._answers
 
     def send(self, item: S) -> None:
-        """Put an item into the next batch."""
+        """Put an item into the next batch; none follows once the actor is lost."""
+        if self.lost is not None:
+            return
         if not self._outbox:
             loop = asyncio.get_running_loop()
             wait_s = self._sent_at + self._pause_s - loop.time()
@@ -165,7 +167,8 @@ class Wire(Generic[S, P]):
                 return
             sock = await line.connected(address, offer.key)
         except (ClusterError, OSError) as error:
-            self.fail(failure(self._where, "lost", f"it cannot be reached: {error}"))
+            # an OSError's own words name a path, which differs from run to run
+            self._lost_unless_told(f"it cannot be reached: {getattr(error, 'strerror', '') or error}")
             return
         finally:
             # who is connected needs the socket's name no longer
@@ -177,6 +180,8 @@ class Wire(Generic[S, P]):
     async def _hold(self) -> None:
         """Ray tells why an actor is gone, and also when a process of the actor's keeps its end of the line open."""
         outcome = await call(self._where, self._actor.hold.remote())
+        if self._line is not None:
+            self._line.look()  # what it said before it went
         self.fail(outcome if isinstance(outcome, Failure) else failure(self._where, "lost", "it has stopped answering"))
 
     def _frame(self, kind: int, body: memoryview) -> None:
@@ -189,7 +194,11 @@ class Wire(Generic[S, P]):
 
     def _ended(self, why: str) -> None:
         self._line = None
-        cause = failure(self._where, "lost", f"its connection has ended: {why}")
+        self._lost_unless_told(f"its connection has ended: {why}")
+
+    def _lost_unless_told(self, why: str) -> None:
+        """The actor is gone, for which Ray may know a better cause in a moment."""
+        cause = failure(self._where, "lost", why)
         self._ending = asyncio.get_running_loop().call_later(self._cause_s, self.fail, cause)
 
     # --- its end -----------------------------------------------------------------------------------------------------------

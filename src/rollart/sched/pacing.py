@@ -2,8 +2,8 @@
 
 Pure numbers, which the real line and the simulated one both go by. A message costs 0.2 to 0.35 ms of CPU over both processes
 (a Ray call: 1.8 to 3 ms), most of it for waking the one that sleeps. Invariant: nothing waits after a quiet moment, and no
-answer waits for longer than a share of what it took to come up. Why a share: quick turns must not be kept waiting, and slow
-ones can leave in company.
+answer waits for longer than `LEAST_ANSWER_PAUSE_S` or a share of what answers take on average. Why a share: quick turns must
+not be kept waiting, and slow ones can leave in company.
 """
 
 from __future__ import annotations

@@ -129,6 +129,20 @@ def test_a_frame_that_is_too_long_is_refused_before_anything_of_it_is_sent() -> 
     asyncio.run(main())
 
 
+def test_a_system_that_refuses_to_send_ends_the_line_for_a_frame_is_missing() -> None:
+    async def main() -> None:
+        here, there = socket.socketpair()
+        end = End(here)
+        there.sendall(HEADER.pack(2, BATCH) + b"hi")
+        there.shutdown(socket.SHUT_RD)  # from now on nothing can be sent, and there is no end to read either
+        end.line.send(BATCH, b"lost")
+        await end.until(lambda: bool(end.ends))
+        assert (end.frames, end.ends) == ([(BATCH, b"hi")], ["Broken pipe"])
+        there.close()
+
+    asyncio.run(main())
+
+
 # --- how two ends meet ---------------------------------------------------------------------------------------------------
 
 
@@ -196,3 +210,13 @@ def test_who_is_not_met_in_time_is_not_waited_for(tmp_path: Path) -> None:
         assert open_files() == before
 
     asyncio.run(main())
+
+
+def test_a_folder_that_is_not_private_is_no_place_for_a_socket(tmp_path: Path) -> None:
+    from rollart.runtime.line import this_machine
+
+    tmp_path.chmod(0o755)
+    address, listener = listening(offer(tmp_path, this_machine()), own_ip)
+    listener.close()
+    assert address[0] == own_ip()
+    assert list(tmp_path.iterdir()) == []

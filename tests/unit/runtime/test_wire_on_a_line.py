@@ -75,6 +75,16 @@ class Elsewhere(Echo):
         return str(Path(offer.folder) / "nothing")
 
 
+class Dying(Elsewhere):
+    async def listen(self, offer: Offer) -> Address:
+        self._ready.set()
+        return await super().listen(offer)
+
+    async def hold(self) -> None:
+        await self._ready.wait()
+        raise OSError("ended for want of memory")
+
+
 class Unlistening(Echo):
     async def listen(self, offer: Offer) -> Address:
         raise OSError("no port is free")
@@ -220,6 +230,7 @@ def test_an_actor_that_has_nothing_to_say_says_so_and_is_not_lost(tmp_path: Path
         (Garbling, "raised", "an answer could not be taken: ValueError: "),
         (Mute, "lost", "silent for 0.1 s"),
         (Elsewhere, "lost", "it cannot be reached: no connection: No such file"),
+        (Dying, "raised", "OSError: ended for want of memory"),
         (Unlistening, "raised", "OSError: no port is free"),
     ],
 )
@@ -259,6 +270,20 @@ def test_the_end_of_an_actor_is_told_at_once_in_rays_words_and_else_in_our_own(t
         await wired.until(1)
         wired.apart.actor._line.close()
         assert (await wired.loss()).detail == "its connection has ended: it was closed at the other end"
+
+    asyncio.run(main())
+
+
+def test_what_an_actor_said_before_its_end_is_taken_before_that_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        wired = Wired(tmp_path, Echo)
+        wired.wire.send("a")
+        await wired.until(1)
+        wired.apart.actor.items.append("last")
+        wired.apart.actor._push()
+        wired.apart.handle.end()
+        assert (await wired.loss()).detail == "the actor was ended"
+        assert wired.got == ["a", "last"]
 
     asyncio.run(main())
 

@@ -25,8 +25,9 @@ class EnvHostActor(Answering):
 
     def _rung(self) -> None:
         """Called from the host's threads."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.ring)
+        loop = self._loop  # `end` may take it away
+        if loop is not None:
+            loop.call_soon_threadsafe(self.ring)
 
     async def start(self) -> int:
         self._loop = asyncio.get_running_loop()

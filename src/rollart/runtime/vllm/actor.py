@@ -186,7 +186,7 @@ class VllmActor(Answering):
         except client.ServerGone as error:
             await self._ends_within(DYING_S)
             self._break(EngineError(self._server.ended() or str(error)))
-        except (RollartError, KeyError, TypeError, ValueError) as error:
+        except (RollartError, AttributeError, LookupError, TypeError, ValueError) as error:
             if await self._ends_within(DYING_S):
                 return
             self._answer(row, "failed", failure("engine", "raised", f"{type(error).__name__}: {error}"))
