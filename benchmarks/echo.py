@@ -1,11 +1,12 @@
 """The experiments of Echo (arXiv 2412.12487) that can be repeated without its clusters, beside the paper's figures.
 
-    python benchmarks/echo.py --data ../shared/ground_truth --json FILE
+    python benchmarks/echo.py --json FILE      # --data DIR: another folder of published rows
 
 A row: `id, case, paper, ours, band, ok, why`. EC-1 and EC-2 have no published batch sizes or one-device times, so `ok` is null;
 in place of EC-1 published steps are traced (`echo_rows.py`). EC-3 to EC-5 are cross-validated or held back as
 `validate_collectives.py` and `validate_overlap.py` say. EC-6: `echo_ddp.py`. EC-7: the command itself as a process of its own
-on one thread, imports and capture included.
+on one thread, imports and capture included. Published rows are read from `shared/ground_truth` beside the repository; an
+experiment whose file is not there is a row that says so.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ SIMULATED = {16: 4.4, 64: 42.4, 128: 83.4, 256: 167.6, 1024: 718.7, 4096: 3457.7
 TENSOR, PIPELINE = 8, 2
 WITHIN = (0.05, 0.10, 0.15)
 STAND_INS = ("vtrain", "mosaicml", "megatron-bridge")
+PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "ground_truth"
+NEEDS = {"EC-1 EC-2": "training.csv", "EC-3": "collectives.csv", "EC-4 EC-5": "overlap_slowdown.csv"}
+"""File of published rows by the experiments that compare with it."""
 
 
 def row(
@@ -197,6 +201,15 @@ def speed(repeats: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def not_run(names: str, folder: Path) -> list[dict[str, Any]]:
+    """A row for each of the experiments `names` where the published rows that they need are not there; else none."""
+    file = NEEDS.get(names, "")
+    if not file or (folder / file).is_file():
+        return []
+    why = f"not run: there is no {folder / file}; --data names the folder that holds it"
+    return [row(name, why, None, None, "not run", None, why) for name in names.split()]
+
+
 def shown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows for people."""
     mark = {True: "ok", False: "MISSED", None: "-"}
@@ -205,19 +218,21 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Run what was asked for and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=PUBLISHED, help="folder of published rows")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--only", default="", metavar="ID", help="EC-1, EC-3 .. EC-7: this experiment alone")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each size of EC-7, of which the fastest counts")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     parts: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
         "EC-1 EC-2": lambda: end_to_end(options.data), "EC-3": lambda: collectives(options.data),
         "EC-4 EC-5": lambda: kernels(options.data), "EC-6": data_parallel, "EC-7": lambda: speed(options.repeats),
     }  # fmt: skip
-    rows = [one for names, part in parts.items() if options.only in names for one in part()]
+    rows = [
+        one for names, part in parts.items() if options.only in names for one in not_run(names, options.data) or part()
+    ]
     options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(shown(rows) + "\n")
 

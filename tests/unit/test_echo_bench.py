@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -59,3 +61,18 @@ def test_rows_are_spread_over_the_step_times_of_large_suites() -> None:
     small = [case("b", at) for at in range(9)]
     one_node = [case("c", at, devices=8) for at in range(12)]
     assert [one.row for one in traced.chosen([*large, *small, *one_node])] == ["a02", "a06", "a10"]
+
+
+def test_an_experiment_without_its_published_rows_is_said_not_to_have_run(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    for name, file in (("EC-1", "training.csv"), ("EC-3", "collectives.csv"), ("EC-5", "overlap_slowdown.csv")):
+        echo.main(["--data", str(tmp_path / "absent"), "--json", str(out), "--only", name])
+        found = json.loads(out.read_text())
+        assert name in [one["id"] for one in found]
+        for one in found:
+            assert (one["ours"], one["ok"]) == (None, None)
+            assert one["why"].startswith("not run: there is no ")
+            assert file in one["why"]
+    assert echo.not_run("EC-6", tmp_path) == []
+    (tmp_path / "collectives.csv").touch()
+    assert echo.not_run("EC-3", tmp_path) == []

@@ -104,6 +104,19 @@ def _times(found: Prediction) -> str:
     return table(rows, head=head, right=range(1, len(head))) + more
 
 
+def _overlap(found: Prediction) -> str:
+    """The level that was asked for, and which one the computation beside communication really has."""
+    levels = {"none": "level 0", "physical": "level 1 (SMs held)"}
+    shares: dict[str, float] = {}
+    for basis, share in found.overlap_basis.items():
+        level = levels.get(basis, "level 2 (measured kernels)")
+        shares[level] = shares.get(level, 0.0) + share
+    if not shares:
+        return f"level {found.overlap_level} asked; no computation runs beside communication"
+    said = ", ".join(f"{level} for {share:.0%}" for level, share in sorted(shares.items()))
+    return f"level {found.overlap_level} asked; applied: {said} of the computation beside communication"
+
+
 def _basis(found: Prediction) -> Iterator[str]:
     shares = ", ".join(f"{share:.0%} {name}" for name, share in found.provenance.items() if share > 0)
     yield f"durations rest on: {shares} (shares of the busiest class's work)"
@@ -111,7 +124,7 @@ def _basis(found: Prediction) -> Iterator[str]:
         yield f"  {share:6.1%}  {source}"
     kin = {"measured": "fitted to published steps of this pair", "analytic": "no step of this pair is known: its kin's"}
     yield f"  constant {found.scale:.3f} of {found.framework} on {found.device}: {kin[found.scale_basis]}"
-    yield f"  overlap slowdown at level {found.overlap_level}"
+    yield f"  overlap slowdown: {_overlap(found)}"
     for label, lines in (("assumed", found.assumptions), ("to know", found.notes)):
         for line in lines:
             yield f"{label}: {line}"

@@ -2,7 +2,8 @@
 
 Owns these sums. Invariants: shares of provenance sum to 1; hardware FLOPs are those of all ranks and never below the model's.
 
-The interval. All that one law prices is wrong alike: errors of the roofline add, whatever the operators. Errors of measured
+The interval. All that one law prices is wrong alike: errors of the roofline add, whatever the operators, and so does what
+tracing errs beside the law (`TRACED_LOG_STD`). Errors of measured
 operators are alike within a kind, those of collectives within an axis; between groups they are independent, so their squares
 add. Communication counts with what of it is exposed, and a step that waits waits for work of the same kind.
 """
@@ -20,6 +21,9 @@ from rollart.perf.train_plan import TrainingPlan
 
 PRODUCTS = frozenset({"gemm", "attention", "attention_backward"})
 """What model FLOPs count; passes are bound by memory."""
+TRACED_LOG_STD = 0.072
+"""What a traced step errs beside its law, whose own error was found on the closed form: the root mean square of log(traced /
+closed form) over the 19 published steps that `benchmarks/echo.py --only EC-1` traces, a bias of 5 % included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,12 @@ def shares_of(one: ClassTime) -> tuple[dict[str, float], dict[str, float]]:
     return _over(by_provenance, whole), _over(by_source, whole)
 
 
+def overlap_shares(one: ClassTime) -> dict[str, float]:
+    """Shares of a class's computation beside communication, by what its slowdown rests on; empty where none runs beside."""
+    whole = math.fsum(one.overlapped_s.values())
+    return _over(one.overlapped_s, whole) if whole > 0 else {}
+
+
 def _over(values: Mapping[str, float], whole: float) -> dict[str, float]:
     return {name: value / whole for name, value in values.items()}
 
@@ -84,13 +94,15 @@ def log_std_of(timeline: StepTimeline, *, of_step: float) -> float:
     """
     busiest = max(timeline.classes, key=lambda one: one.busy_s + one.optimizer_s)
     groups: dict[tuple[str, ...], float] = {}
-    whole = 0.0
+    whole = by_law = 0.0
     for usage in busiest.usage:
         seen = _seen(busiest, usage)
         whole += usage.seconds * seen
         alone = usage.provenance == "analytic" and not usage.axis
         key = ("law",) if alone else (usage.kind, usage.axis, usage.provenance)
         groups[key] = groups.get(key, 0.0) + usage.error_s * seen
+        by_law += usage.seconds * seen if alone else 0.0
+    groups["traced",] = TRACED_LOG_STD * by_law
     spread = math.sqrt(math.fsum((error / whole) ** 2 for error in groups.values()))
     beside = busiest.host_s / timeline.step_s
     return math.hypot(spread, beside * of_step) if spread > 0 else of_step

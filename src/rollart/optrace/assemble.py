@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rollart.core.errors import ConfigError, InvariantBroken
 from rollart.optrace.blocks import Settled
-from rollart.optrace.classes import RankClass, Straggler, rank_classes, stage_parts
+from rollart.optrace.classes import RankClass, Straggler, check_called, rank_classes, stage_parts
 from rollart.optrace.composer import seconds
 from rollart.optrace.ops import Op, Priced, Trace
 from rollart.optrace.schedules import order
@@ -104,11 +104,7 @@ def _head_layers(trace: Trace, costs: Costs) -> float:
 
 
 def _delayed(classes: tuple[RankClass, ...], delays: Mapping[str, float]) -> tuple[RankClass, ...]:
-    unknown = sorted(set(delays) - {one.name for one in classes})
-    if unknown:
-        raise ConfigError(
-            f"no rank class called {', '.join(map(repr, unknown))} to delay; there are {', '.join(one.name for one in classes)}"
-        )
+    check_called(delays, classes)
     for name, delay_s in delays.items():
         if not 0 <= delay_s < float("inf"):
             raise ConfigError(f"delay of {name}: {delay_s} s; need 0 or more")
@@ -165,7 +161,7 @@ def _account(
         rank_class=one, busy_s=seconds(busy), slowed_s=seconds(slowed), optimizer_s=seconds(update.settled.compute),
         host_s=seconds(host + update.lack), bubble_s=seconds(bubble),
         exposed_s={axis: seconds(waited) for axis, waited in sorted(exposed.items()) if waited},
-        comm_s=_communication(one, built, runs), usage=_usage(one, built, runs),
+        comm_s=_communication(one, built, runs), usage=_usage(one, built, runs), overlapped_s=_overlapped(runs),
     )  # fmt: skip
 
 
@@ -198,6 +194,13 @@ def _communication(one: RankClass, built: Built, runs: Sequence[Run]) -> dict[st
         if one.index in (each.sender, each.receiver):
             found["pp"] += each.cost.ticks
     return {axis: seconds(spent) for axis, spent in sorted(found.items())}
+
+
+def _overlapped(runs: Sequence[Run]) -> dict[str, float]:
+    found: Counter[str] = Counter()
+    for settled, count in _counted(runs):
+        found.update({basis: count * spent for basis, spent in settled.overlapped.items()})
+    return {basis: seconds(spent) for basis, spent in sorted(found.items())}
 
 
 def _counted(runs: Sequence[Run]) -> list[tuple[Settled, int]]:

@@ -10,11 +10,11 @@ free) to its outputs, and a step is composed from hundreds of tasks instead of h
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollart.optrace.composer import NEVER, Composer, Edge
 from rollart.optrace.ops import Priced
-from rollart.optrace.slowdown import Beside, slowed
+from rollart.optrace.slowdown import Beside, basis_ticks, slowed
 from rollart.optrace.tasks import BESIDE, Item
 
 MOST_PASSES = 5
@@ -56,6 +56,8 @@ class Settled:
     exposed: dict[str, int]
     """Ticks by lane in which the compute lane waits for it."""
     passes: int
+    overlapped: dict[str, int] = field(default_factory=dict)
+    """Ticks of the compute lane beside a collective, by what the slowdown there rests on."""
 
     @property
     def has_beside(self) -> bool:
@@ -144,10 +146,11 @@ def settle(
         if again == durations:
             break
         durations = again
+    placed = [(start, start + duration) for start, duration in zip(starts, durations, strict=True)]
     compute, exposed = _exposed(items, starts, durations, length)
     return Settled(
         items=tuple(items), costs=tuple(costs), durations=tuple(durations), length=length, compute=compute,
-        exposed=exposed, passes=passes,
+        exposed=exposed, passes=passes, overlapped=basis_ticks(ops, lanes, solo, placed, of),
     )  # fmt: skip
 
 

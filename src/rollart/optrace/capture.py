@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rollart.core.errors import ConfigError
+from rollart.optrace.context_parallel import kv_bytes
 from rollart.optrace.ops import Part, Trace
 from rollart.optrace.sources import Source
 from rollart.perf.train_plan import DEFAULT_FRAMEWORK, Framework, TrainingPlan
@@ -53,6 +54,7 @@ def capture(
 
     more = captured_plan(plan).dp / sharded_ranks(plan)
     found = record_step(source, plan, framework, rank=rank, assume=assume or {}, clip=clip)
+    plan = replace(plan, dtype=found.dtype) if source.own_dtype else plan
 
     def part(recorded: str) -> Part:
         plain, experts = found.parameters.get(recorded, (0.0, 0.0))
@@ -62,11 +64,24 @@ def capture(
     built = [part(layer_name(index)) for index in range(len(found.built_at))]
     layers, order = shared(built, found.built_at, found.kinds)
     step = (one for one in found.recording.seen if one.part == STEP)
+    parts = {EMBEDDING: part(EMBEDDING), **layers, HEAD: part(HEAD)}
+    if source.kind == "module":
+        _check_cut(source, plan, parts, framework)
     return Trace(
-        model=source.name, plan=captured_plan(plan), parts={EMBEDDING: part(EMBEDDING), **layers, HEAD: part(HEAD)},
+        model=source.name, plan=captured_plan(plan), parts=parts,
         layers=order, step=operators(step, found.axes), reads=found.reads,
         notes=(*source.notes, *found.notes, *_notes(source, plan, found.kinds, more)),
     )  # fmt: skip
+
+
+def _check_cut(source: Source, plan: TrainingPlan, parts: Mapping[str, Part], framework: Framework) -> None:
+    """Raise ConfigError where sequences are to be cut and nothing says which operators need all of them."""
+    base = captured_plan(plan)
+    if plan.cp > 1 and not any(kv_bytes(part, base, framework) for part in parts.values()):
+        raise ConfigError(
+            f"{source.target}: cp={plan.cp} cuts sequences, and no attention was seen in it that would exchange keys and "
+            "values; use cp=1, or torch's scaled_dot_product_attention"
+        )
 
 
 def _notes(source: Source, plan: TrainingPlan, kinds: tuple[str, ...], more: float) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ is late, and then what matters of the others is only how they stand to the late 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import NormalDist
@@ -96,7 +96,17 @@ def rank_classes(
     trace: Trace, plan: TrainingPlan, *, stragglers: Sequence[Straggler] = (), jitter: float = 0.0, seed: int = 0,
     every_rank: bool = False,
 ) -> tuple[RankClass, ...]:  # fmt: skip
-    """The classes of a plan, by stage and then by representative.
+    """The classes of a plan, by stage and then by representative; see `classes_of`."""
+    return classes_of(
+        plan, stragglers=stragglers, jitter=jitter, seed=seed, every_rank=every_rank, model=trace.model
+    )  # fmt: skip
+
+
+def classes_of(
+    plan: TrainingPlan, *, stragglers: Sequence[Straggler] = (), jitter: float = 0.0, seed: int = 0, every_rank: bool = False,
+    model: str = "the model",
+) -> tuple[RankClass, ...]:  # fmt: skip
+    """The classes of a plan, by stage and then by representative, whatever it trains.
 
     `jitter`: standard deviation of the log of each rank's slowness (drawn by rank from `seed`); ranks that wait for each
     other layer by layer go as the slowest of them. `every_rank`: one class for each rank, to check the rest against.
@@ -106,9 +116,7 @@ def rank_classes(
     within = plan.dp * plan.cp * plan.tp
     if within % plan.ep:
         near = max(size for size in range(1, plan.ep) if within % size == 0)
-        raise ConfigError(
-            f"ep {plan.ep} does not divide the {within} ranks of a stage of {trace.model}; nearest is {near}"
-        )
+        raise ConfigError(f"ep {plan.ep} does not divide the {within} ranks of a stage of {model}; nearest is {near}")
     if not 0.0 <= jitter < 1.0:
         raise ConfigError(f"jitter {jitter} must be a standard deviation of 0 or more, below 1")
     if not (stragglers or jitter or every_rank):
@@ -126,6 +134,15 @@ def rank_classes(
     said = [stage.ravel(), factor.ravel(), delay.ravel()] + ([numbers.ravel()] if every_rank else [])
     colour = _refined(_numbered(np.stack(said, axis=1)).reshape(shape), plan)
     return _from_colours(colour, factor, delay, plan)
+
+
+def check_called(names: Iterable[str], classes: Sequence[RankClass]) -> None:
+    """Raise `ConfigError` unless there are classes of these names to delay."""
+    unknown = sorted(set(names) - {one.name for one in classes})
+    if unknown:
+        raise ConfigError(
+            f"no rank class called {', '.join(map(repr, unknown))} to delay; there are {', '.join(one.name for one in classes)}"
+        )
 
 
 # ---- all alike

@@ -26,6 +26,7 @@ from functools import cache, cached_property
 from rollart.core.errors import ConfigError
 from rollart.optrace.measured_ops import Table, Work, work_of
 from rollart.optrace.ops import Op, Part, Pass, Priced, Provenance
+from rollart.optrace.parallel_groups import crosses
 from rollart.perf.collective_table import Estimate, collective_estimate
 from rollart.perf.collectives import Request
 from rollart.perf.device_profile import CollectiveTime, DeviceProfile
@@ -55,6 +56,9 @@ BASES: Mapping[str, Provenance] = {
 """Of `perf.collective_table`, in the words of a trace."""
 EXPERT = "expert"
 """In the name of an operator of the data axis: it is about the experts' parameters, which have a group of their own."""
+
+LAYER_OPERATORS: Mapping[Pass, int] = {"forward": 38, "backward": 80}
+"""Of a Llama layer as captured in plain PyTorch: what a host launches in the law's seconds of a layer."""
 
 Estimator = Callable[[str, float, Group, Fabric], Estimate]
 """(operation, bytes of a rank's whole buffer, group, fabric) -> seconds with their basis."""
@@ -124,6 +128,8 @@ class Pricer:
     profile: DeviceProfile | None = None
     scale: float = 1.0
     scale_known: bool = True
+    by_operators: bool = False
+    """The host launches operators (a module of one's own), not layers of a kind that the law knows."""
     collectives: Estimator = table_estimate
     _prices: dict[tuple[object, ...], Priced] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -214,6 +220,8 @@ class Pricer:
             )
         strides = {"tp": 1, "ep": 1, "cp": plan.tp, "dp": plan.tp, "pp": max(1, plan.devices // plan.pp)}
         stride = strides[op.axis]
+        if op.collective == "send_recv" and op.axis == "pp":
+            return Group(ranks=2, local=1 if crosses(op, plan, fabric.domain) else 2)
         if op.collective == "send_recv":
             return Group(ranks=2, local=2 if stride < fabric.domain else 1)
         if op.axis == "dp" and EXPERT in op.name:
@@ -262,7 +270,8 @@ class Pricer:
         (embedding, head).
 
         By the profile's host where it has one and nothing is captured in graphs: operators times what one takes. Else by
-        the law: so much a layer and pass, `recomputed` (share of the layers whose forward is run again) passes more.
+        the law: so much a layer and pass, `recomputed` (share of the layers whose forward is run again) passes more;
+        `by_operators`: its share for as many operators, `ends` included.
         """
         host = self.profile.host if self.profile else None
         if host is not None and not self.framework.graphs:
@@ -274,6 +283,9 @@ class Pricer:
             return 0.0  # the law has it in `step_host_s`
         law = self.law.host
         share = law.graph_share if self.framework.graphs else 1.0
+        if self.by_operators:
+            launched = sum(len(_operators(part, direction)) for part in (*parts, *ends))
+            return self.scale * law.layer_s * share * launched / LAYER_OPERATORS[direction]
         visits = 1.0 + (recomputed if direction == "backward" else 0.0)
         each_s = (law.moe_layer_s if part.expert_parameters > 0 else law.layer_s * share for part in parts)
         return self.scale * visits * sum(each_s)

@@ -14,7 +14,13 @@ from rollart.optrace.data_parallel import gradient_bytes, weight_bytes
 from rollart.optrace.ops import Part, Trace
 from rollart.optrace.parallel_groups import expert_replicas
 from rollart.optrace.rewriting import kept_bytes, result_bytes
-from rollart.perf.memory import FRAMEWORK_BYTES, OPTIMIZER_BYTES, StageMemory, layers_in_flight
+from rollart.perf.memory import (
+    FRAMEWORK_BYTES,
+    OPTIMIZER_BYTES,
+    StageMemory,
+    deferred_gradients,
+    layers_in_flight,
+)
 from rollart.perf.pipeline import balanced_layers
 from rollart.perf.train_plan import Framework, TrainingPlan
 
@@ -92,4 +98,6 @@ def _activations(trace: Trace, plan: TrainingPlan, parts: Sequence[Part], stage:
     widest = max(
         (result_bytes(op) for op in head.backward if op.stream == "compute" and not op.weight_gradient), default=0.0
     )
-    return kept + again + head.saved_bytes + widest
+    # what zero bubble puts off: the head's own gradient still needs that of the logits, as its product made them
+    logits = max((result_bytes(op) for op in head.forward if op.kind == "gemm"), default=0.0)
+    return kept + again + head.saved_bytes + widest + deferred_gradients(plan, stage) * logits

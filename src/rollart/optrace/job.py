@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,14 @@ from rollart.core.errors import ConfigError
 from rollart.perf.overlap import Level
 from rollart.perf.pipeline import Schedule
 from rollart.perf.shapes import ModelShape
-from rollart.perf.train_plan import Recompute, TrainingPlan, framework
+from rollart.perf.train_plan import DEFAULT_FRAMEWORK, FRAMEWORKS, Recompute, TrainingPlan, framework
 
 DEFAULT_DEVICE = "H100"
 NAMED_FRAMEWORK, MODULE_FRAMEWORK = "Megatron-Core/Megatron-Bridge", "PyTorch"
 """Where none is given: public models are trained by what the simulated trainer uses too, a module of one's own as it is."""
+PLAIN = "plain"
+PLAIN_WORDS = frozenset({"pytorch", "torch", "fsdp", "fsdp2", "ddp", "deepspeed", "transformers", "accelerate"})
+"""One of these in a name that the table of frameworks does not know: PyTorch's own operators, run as they are written."""
 DTYPES = ("bf16", "fp16", "fp32", "fp8")
 Takes = Literal["whole", "number", "text", "flag", "choice", "pairs", "late"]
 
@@ -49,7 +53,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="micro_batch", takes="whole", default=1, says="sequences of one forward pass"),
     Option(name="global_batch", takes="whole", default=0, says="sequences of a step; 0: 8 micro-batches a stage and rank"),
     Option(name="shards", takes="whole", default=-1, says="ZeRO stage 0 to 3; -1: 1 with data parallelism, else 0"),
-    Option(name="dtype", takes="choice", default="bf16", says="of the linear layers", choices=DTYPES),
+    Option(name="dtype", takes="choice", default="bf16", says="of the linear layers; default: a module's own", choices=DTYPES),
     Option(name="recompute", takes="choice", default="none", says="of activations", choices=get_args(Recompute)),
     Option(name="recompute_share", takes="number", default=1.0, says="share of the layers that are recomputed in full"),
     Option(
@@ -64,7 +68,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="interconnect", takes="text", default="", says="free text, as `NVLink 900GB/s; 400 Gb/s IB per GPU`"),
     Option(
         name="framework", takes="text", default="",
-        says=f"by its usual name; default: {NAMED_FRAMEWORK}, and {MODULE_FRAMEWORK} for a module of your own",
+        says=f"its usual name, or {PLAIN}; default: {NAMED_FRAMEWORK}, and {MODULE_FRAMEWORK} for a module of your own",
     ),
     Option(name="profile", takes="text", default="", says="what `rollart profile-device` wrote on such a device"),
     Option(name="assume", takes="pairs", default={}, says="what a value that host code reads is taken to be (repeat)"),
@@ -113,6 +117,8 @@ class Job:
     overlap_level: Level | None = None
     clip: bool = True
     built_layers: int = 2
+    own_dtype: bool = False
+    """No dtype was given for a module of one's own: its own is the plan's."""
 
 
 def job_from(model: str, given: Mapping[str, Any]) -> Job:
@@ -122,7 +128,7 @@ def job_from(model: str, given: Mapping[str, Any]) -> Job:
         if value is not None:
             values[_known(name)] = _taken(BY_NAME[_known(name)], value)
     _check_counts(values)
-    named = values["framework"] or (MODULE_FRAMEWORK if is_module(model) else NAMED_FRAMEWORK)
+    named = _framework_name(values["framework"], model)
     level: dict[str, Level] = {"0": 0, "1": 1, "2": 2}
     return Job(
         model=model, plan=_plan(values, named), device=values["device"], interconnect=values["interconnect"],
@@ -130,6 +136,7 @@ def job_from(model: str, given: Mapping[str, Any]) -> Job:
         assume=values["assume"], late=values["straggler"], jitter=values["jitter"], seed=values["seed"],
         overlap_level=level.get(values["overlap_level"]),
         clip=values["clip"], built_layers=values["built_layers"],
+        own_dtype=is_module(model) and given.get("dtype") is None,
     )  # fmt: skip
 
 
@@ -137,6 +144,23 @@ def is_module(model: str) -> bool:
     """Whether the name is that of a function in a module: `package.module:function`."""
     head, colon, tail = model.partition(":")
     return bool(colon) and tail.isidentifier() and all(part.isidentifier() for part in head.split("."))
+
+
+def _framework_name(said: str, model: str) -> str:
+    """The framework that is meant: the usual one where none is said. Raises ConfigError for one of which nothing is known."""
+    if not said:
+        return MODULE_FRAMEWORK if is_module(model) else NAMED_FRAMEWORK
+    said_words = set(re.findall(r"[a-z0-9]+", said.lower()))
+    if PLAIN in said_words:
+        return MODULE_FRAMEWORK
+    if framework(said) != DEFAULT_FRAMEWORK or said_words & PLAIN_WORDS:
+        return said
+    known = [name for name, _ in FRAMEWORKS]
+    near = difflib.get_close_matches(said.lower(), known, n=1)
+    meant = f" did you mean {near[0]}?" if near else ""
+    raise ConfigError(
+        f"framework={said}: what it does is not known;{meant} Known: {', '.join(known)}; {PLAIN} is PyTorch as it stands"
+    )
 
 
 def _known(name: str) -> str:
@@ -207,6 +231,8 @@ def _check_counts(values: Mapping[str, Any]) -> None:
             f"global_batch={values['global_batch']}, built_layers={values['built_layers']}, jitter={values['jitter']}: they "
             "are 0 or more"
         )
+    if values["jitter"] >= 1.0:
+        raise ConfigError(f"jitter={values['jitter']}: it is the standard deviation of a log, below 1; use jitter=0.1")
     if not -1 <= values["shards"] <= 3:
         raise ConfigError(
             f"shards={values['shards']}: it is a ZeRO stage, 0 to 3; use {min(3, max(0, values['shards']))}"
@@ -234,10 +260,14 @@ def _plan(values: Mapping[str, Any], named: str) -> TrainingPlan:
 
 
 def check(plan: TrainingPlan, shape: ModelShape | None) -> None:
-    """Raise ConfigError for all that does not divide, with the nearest values that do. `shape` None: sizes not known."""
+    """Raise ConfigError for all that does not divide, with the nearest values that do. `shape` None: a module of one's own."""
     problems = [*_batch_problems(plan), *_schedule_problems(plan)]
-    if shape is not None:
-        problems += _shape_problems(plan, shape)
+    if plan.recompute_share < 1 and plan.recompute != "full":
+        problems.append(
+            f"recompute_share={plan.recompute_share} with recompute={plan.recompute}: a share is of full recomputation; use "
+            "recompute=full, or recompute_share=1"
+        )
+    problems += _shape_problems(plan, shape) if shape is not None else _module_problems(plan)
     if plan.sequence % plan.cp:
         problems.append(f"cp={plan.cp} does not divide seq={plan.sequence}; use cp={divisor(plan.sequence, plan.cp)}")
     if plan.sequence_parallel and (plan.sequence // plan.cp) % plan.tp:
@@ -289,11 +319,18 @@ def _schedule_problems(plan: TrainingPlan) -> list[str]:
     return found
 
 
+def _module_problems(plan: TrainingPlan) -> list[str]:
+    """Of a module of one's own, which nobody knows how to cut into stages."""
+    if plan.pp * plan.chunks == 1:
+        return []
+    return [
+        f"pp={plan.pp}, chunks={plan.chunks}: a module of your own is one stage; use pp=1, chunks=1 and, for as many devices, "
+        f"dp={plan.dp * plan.pp}"
+    ]
+
+
 def _shape_problems(plan: TrainingPlan, shape: ModelShape) -> list[str]:
-    found = []
-    if shape.heads % plan.tp:
-        near = divisor(shape.heads, plan.tp)
-        found.append(f"tp={plan.tp} does not divide the {shape.heads} heads of {shape.name}; use tp={near}")
+    found = _tensor_problems(plan, shape)
     if plan.pp * plan.chunks > shape.layers:
         found.append(
             f"pp={plan.pp} x chunks={plan.chunks} is more than the {shape.layers} layers of {shape.name}; use pp="
@@ -313,3 +350,30 @@ def _shape_problems(plan: TrainingPlan, shape: ModelShape) -> list[str]:
             f"{divisor(shape.experts, plan.ep)}"
         )
     return found
+
+
+def _tensor_problems(plan: TrainingPlan, shape: ModelShape) -> list[str]:
+    """What tensor parallelism cannot split evenly; a vocabulary is padded, experts stay whole and share tokens."""
+    found = []
+    unsplit = _unsplit(shape, plan.tp)
+    if unsplit:
+        fits = [tp for tp in range(1, shape.heads + 1) if not _unsplit(shape, tp)]
+        near = min(fits, key=lambda tp: abs(tp - plan.tp))
+        found.append(f"tp={plan.tp} does not divide the {unsplit} of {shape.name}; use tp={near}")
+    if shape.moe_layers and not plan.sequence_parallel and plan.sequence % plan.tp:
+        near = max(1, round(plan.sequence / (plan.tp * plan.cp))) * plan.tp * plan.cp
+        found.append(f"tp={plan.tp} shares the {plan.sequence} tokens of a layer of experts; use seq={near}")
+    return found
+
+
+def _unsplit(shape: ModelShape, tp: int) -> str:
+    """The first of a layer's widths that `tp` ranks cannot share; empty: none."""
+    keys = shape.heads if shape.kv_rank else shape.kv_heads
+    widths = {f"{shape.heads} heads": shape.heads}
+    if keys % tp and tp % keys:  # fewer key heads than ranks are held by several each
+        widths[f"{keys} key heads"] = keys
+    if shape.dense_layers:
+        widths[f"{shape.ffn} columns of the feed-forward block"] = shape.ffn
+    if shape.mamba_layers:
+        widths[f"{shape.mamba_heads} state-space heads"] = shape.mamba_heads
+    return next((name for name, width in widths.items() if width % tp), "")

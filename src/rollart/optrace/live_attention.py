@@ -8,6 +8,7 @@ would be of a step that nobody trains. Imports torch: import this module inside 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -44,6 +45,20 @@ def fused_attention(
     return made
 
 
+def masked_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, *, dropout: float, scale: float | None
+) -> torch.Tensor:  # fmt: skip
+    """The fused kernel that adds a mask to the scores; of a mask of true and false torch makes one to add."""
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+    mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    aten = torch.ops.aten
+    made: torch.Tensor = aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, True, dropout, False, scale=scale
+    )[0]
+    return made
+
+
 def attention_of_layer(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
     dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None, **_: Any,
@@ -61,31 +76,48 @@ def register_attention() -> None:
 
 
 class GpuKernels(TorchFunctionMode):
-    """Inside, dropout and attention without a mask are the kernels of a GPU, whoever calls them."""
+    """Inside, dropout and attention are the kernels of a GPU, whoever calls them and however the operands are given."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        kwargs = dict(kwargs or {})
+        given = dict(kwargs or {})
         if func is functional.dropout:
-            given, chance, training = _dropout(*args, **kwargs)
-            return torch.native_dropout(given, chance, True)[0] if training and chance else given
-        if func is functional.scaled_dot_product_attention and _fits(args, kwargs):
-            query, key, value = args[:3]
-            return fused_attention(
-                query, key, value, dropout=kwargs.get("dropout_p", 0.0), scale=kwargs.get("scale"),
-                causal=bool(kwargs.get("is_causal", False)),
-            )  # fmt: skip
-        return func(*args, **kwargs)
+            return _dropout(*args, **given)
+        if func is functional.scaled_dot_product_attention:
+            return _attention(*args, **given)
+        if func is functional.multi_head_attention_forward:
+            return _many_heads()(*args, **given)
+        return func(*args, **given)
 
 
-def _dropout(
-    given: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> tuple[torch.Tensor, float, bool]:
-    return given, p, training
+def _many_heads() -> Callable[..., Any]:
+    """torch's own attention of many heads, which calls these two by their names in its module, where no mode sees it: a mode
+    is off inside what it handles.
+    """
+    original = functional.multi_head_attention_forward
+    names = {**original.__globals__, "dropout": _dropout, "scaled_dot_product_attention": _attention}
+    made = FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
+    made.__kwdefaults__ = original.__kwdefaults__
+    return made
 
 
-def _fits(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the fused kernels take the call: three operands [batch, heads, tokens, dimension] and no mask."""
-    return len(args) == 3 and args[0].dim() == 4 and kwargs.get("attn_mask") is None
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """As `scaled_dot_product_attention`. What no fused kernel takes goes on to torch: operands of other than four
+    dimensions, and a mask over heads that share keys.
+    """
+    if query.dim() == 4 and attn_mask is None:
+        return fused_attention(query, key, value, dropout=dropout_p, scale=scale, causal=is_causal)
+    if attn_mask is not None and query.dim() == 4 and query.shape[1] == key.shape[1]:
+        return masked_attention(query, key, value, attn_mask, dropout=dropout_p, scale=scale)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )

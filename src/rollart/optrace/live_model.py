@@ -1,14 +1,16 @@
 """The real model of a source with fake weights: shapes and types of everything, bytes of nothing.
 
 Owns the building of transformers models and users' modules, and their inputs and loss. Invariant: no weight takes memory at
-any time; modules are those of transformers or of the user, unchanged but for the attention function that a GPU would run. Why:
-what is traced has to be what trains. Imports torch and transformers: import this module inside functions.
+any time; modules are those of transformers or of the user, unchanged but for their dtype and for the
+attention function that a GPU would run. Why: what is traced has to be what trains. Imports torch and transformers: import this
+module inside functions.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,12 +21,14 @@ from torch.nn import functional
 
 from rollart.core.errors import ConfigError
 from rollart.optrace.live_attention import FUSED, register_attention
+from rollart.optrace.reads import line_of
 from rollart.optrace.sources import Source, built_config, layer_kinds
 from rollart.perf.train_plan import Framework, TrainingPlan
 
 DROPOUT = 0.1
 """Of frameworks that train with dropout (Megatron-LM's default)."""
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+PLAN_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class Live:
     keywords: Mapping[str, Any]
     targets: torch.Tensor | None
     notes: tuple[str, ...] = ()
+    dtype: str = ""
+    """In a plan's words; empty: the plan's."""
 
 
 def compute_dtype(plan: TrainingPlan) -> torch.dtype:
@@ -121,13 +127,14 @@ def _fitted(
     return fitted, tuple(notes)
 
 
-def _make_fake(model: nn.Module) -> None:
-    """Replace every parameter and buffer by a fake one on the CPU; what is tied stays tied."""
+def _make_fake(model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Replace every parameter and buffer by a fake one on the CPU; what is tied stays tied. `dtype`: of floating-point ones."""
     made: dict[int, torch.Tensor] = {}
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
-            empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+            wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            empty = torch.empty(tensor.shape, dtype=wanted)
             is_weight = isinstance(tensor, nn.Parameter)
             made[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_weight else empty
         return made[id(tensor)]
@@ -164,41 +171,110 @@ def _users(source: Source, plan: TrainingPlan, fake: FakeTensorMode) -> Live:
             f"{source.target}: a module of your own is captured with tp 1 and shards below 3, got tp {plan.tp}, shards "
             f"{plan.shards}; its data parallelism is derived"
         )
-    name, _, function = source.target.partition(":")
-    try:
-        maker = getattr(importlib.import_module(name), function)
-    except (ImportError, AttributeError) as problem:
-        raise ConfigError(
-            f"{source.target}: {problem}; give a module that can be imported and its function"
-        ) from problem
-    with torch.device("meta"):
-        made = maker()
+    made = _made(source.target)
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{source.target} returned {type(model).__name__}; return an nn.Module, or it and its inputs")
     model.train()
-    notes: tuple[str, ...] = ()
+    own, share = own_dtype(model)
+    dtype = own if source.own_dtype else compute_dtype(plan)
+    named = PLAN_DTYPES.get(dtype)
+    if named is None:
+        raise ConfigError(f"{source.target}: its weights are {dtype}, which no plan is in; give a dtype to train it in")
+    said = f"{PLAN_DTYPES.get(own, str(own))}" + ("" if share == 1.0 else f" to {share:.0%}")
+    notes: list[str] = []
+    if source.own_dtype:
+        notes.append(f"taken as the module was built, in {said}: no dtype was given")
+    elif own != dtype or share < 1.0:
+        notes.append(f"weights and inputs, built in {said}, are cast to {named}")
+    cast_to = None if source.own_dtype else dtype
     with fake:
-        _make_fake(model)
+        _make_fake(model, cast_to)
         tokens = torch.empty((plan.micro_batch, plan.sequence), dtype=torch.int64)
         if inputs is None:
             arguments, keywords = (tokens,), {}
-            notes = (f"inputs taken as token ids [{plan.micro_batch}, {plan.sequence}]",)
+            notes.append(f"inputs taken as token ids [{plan.micro_batch}, {plan.sequence}]")
         else:
-            keywords = {key: _fake_input(value) for key, value in inputs.items()} if isinstance(inputs, Mapping) else {}
+            _check_sequences(source.target, inputs, plan)
+            keywords = (
+                {key: _fake_input(value, cast_to) for key, value in inputs.items()}
+                if isinstance(inputs, Mapping)
+                else {}
+            )
             given = () if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else (inputs,)
-            arguments = tuple(_fake_input(value) for value in given)
+            arguments = tuple(_fake_input(value, cast_to) for value in given)
     layers = tuple(layer_list(model))
     return Live(
         model=model, layers=layers, built_at=tuple(range(len(layers))),
         kinds=tuple(type(layer).__name__ for layer in layers), inputs=arguments, keywords=keywords, targets=tokens,
-        notes=notes,
+        notes=tuple(notes), dtype=named,
     )  # fmt: skip
 
 
-def _fake_input(value: Any) -> Any:
+def _made(target: str) -> Any:
+    """What the user's function returns, built without memory."""
+    name, _, function = target.partition(":")
+    try:
+        maker = getattr(importlib.import_module(name), function)
+    except (ImportError, AttributeError) as problem:
+        raise ConfigError(f"{target}: {problem}; give a module that can be imported and its function") from problem
+    if not callable(maker):
+        raise ConfigError(f"{target} is {type(maker).__name__}; give a function that returns an nn.Module")
+    needed = _needed(maker)
+    if needed:
+        raise ConfigError(f"{target} takes {', '.join(needed)}; give a function that needs no arguments and sets them")
+    try:
+        with torch.device("meta"):
+            return maker()
+    except ConfigError:
+        raise
+    # boundary: the user's code, which may raise anything
+    except Exception as problem:
+        raise ConfigError(
+            f"{target} raised {type(problem).__name__}: {problem} ({line_of(problem)}); it is called "
+            f'under torch.device("meta"), where tensors have no values'
+        ) from problem
+
+
+def _needed(maker: Callable[..., Any]) -> list[str]:
+    """Arguments without which it cannot be called."""
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):  # built in, without a signature
+        return []
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in free]
+
+
+def own_dtype(model: nn.Module) -> tuple[torch.dtype, float]:
+    """The floating-point type of most of a module's parameters, and of what share; fp32 and 1 of one that has none."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    if not counts:
+        return torch.float32, 1.0
+    most = max(counts, key=lambda dtype: counts[dtype])
+    return most, counts[most] / sum(counts.values()) if counts[most] else 1.0
+
+
+def _check_sequences(target: str, inputs: Any, plan: TrainingPlan) -> None:
+    """Raise ConfigError where sequences are to be cut and no input has their length."""
+    values = (
+        inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else (inputs,)
+    )
+    shapes = [tuple(value.shape) for value in values if isinstance(value, torch.Tensor)]
+    if plan.cp > 1 and not any(plan.sequence in shape for shape in shapes):
+        raise ConfigError(
+            f"{target}: cp {plan.cp} cuts sequences of {plan.sequence} tokens, its inputs are {shapes}; give --seq as they "
+            "have it, or cp 1"
+        )
+
+
+def _fake_input(value: Any, dtype: torch.dtype | None) -> Any:
     if isinstance(value, torch.Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, requires_grad=value.requires_grad)
+        made = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        return torch.empty(value.shape, dtype=made, requires_grad=value.requires_grad)
     return value
 
 

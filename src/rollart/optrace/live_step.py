@@ -26,12 +26,12 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.utils import get_total_norm
 from torch.optim import AdamW
 
-from rollart.core.errors import ConfigError
+from rollart.core.errors import ConfigError, RollartError
 from rollart.optrace.live_attention import GpuKernels
 from rollart.optrace.live_model import Live, build, compute_dtype, loss_of
 from rollart.optrace.live_parallel import apply_tensor_parallel, fake_world, shard_fully
 from rollart.optrace.ops import HostRead
-from rollart.optrace.reads import Reads
+from rollart.optrace.reads import Reads, line_of
 from rollart.optrace.recorder import STEP, Recorder, Recording, layer_name, local, mark_parts
 from rollart.optrace.sources import Source
 from rollart.perf.train_plan import FUSED_ADAM_BYTES, Framework, TrainingPlan
@@ -58,6 +58,8 @@ class Recorded:
     kinds: tuple[str, ...]
     reads: tuple[HostRead, ...]
     notes: tuple[str, ...]
+    dtype: str
+    """Of a user's module, in a plan's words; empty: the plan's."""
 
 
 def sharded_ranks(plan: TrainingPlan) -> int:
@@ -91,6 +93,7 @@ def record_step(
     return Recorded(
         recording=recorder.recording, axes=axes, parameters=_parameters(groups, live), built_at=live.built_at or (0,),
         kinds=live.kinds or ("whole",), reads=tuple(reads.noted.values()), notes=live.notes,
+        dtype=live.dtype,
     )  # fmt: skip
 
 
@@ -170,11 +173,29 @@ def _passes(live: Live, keywords: Mapping[str, object], plan: TrainingPlan, reco
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
             with saved_tensors_hooks(recorder.keep, lambda kept: kept), GpuKernels():
-                made = live.model(*live.inputs, **keywords)
-                loss = loss_of(made, live.targets)
+                loss = _loss(live, keywords)
             recorder.during = "backward"
             loss.backward()  # type: ignore[no-untyped-call]
         unmark()
+
+
+def _loss(live: Live, keywords: Mapping[str, object]) -> torch.Tensor:
+    """The loss of a forward pass. Raises ConfigError where a user's module cannot run so, or nothing of it trains."""
+    try:
+        loss = loss_of(live.model(*live.inputs, **keywords), live.targets)
+    except RollartError:
+        raise
+    # boundary: the user's code, which may raise anything
+    except Exception as problem:
+        if not live.dtype:
+            raise
+        raise ConfigError(
+            f"the forward pass fails in {live.dtype} ({line_of(problem)}): {type(problem).__name__}: {problem}; mend it, or "
+            "give the dtype that it needs"
+        ) from problem
+    if not loss.requires_grad:
+        raise ConfigError("the loss depends on no parameter that requires a gradient; let some of them train")
+    return loss
 
 
 def _gathered(model: nn.Module) -> Iterator[torch.Tensor]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rollart.optrace.ops import Op, Trace
-from rollart.perf.device_profile import DeviceProfile, OpTime, Signature, signature, suspects
+from rollart.perf.device_profile import DeviceProfile, OpTime, Signature, base_name, signature, suspects
 
 REACH = 2.0
 """So many times beyond the measured shapes an estimate is still made of them."""
@@ -49,6 +49,11 @@ def work_of(op: Op) -> Work:
     """Of a traced operator; weight gradients read both operands of a product across their rows."""
     layout = "tn" if op.kind == "gemm" and op.weight_gradient else ""
     return Work(op.kind, op.name, op.dtype, op.shape, op.flops, op.moved_bytes, layout)
+
+
+def kernel_name(op: Op) -> str:
+    """Under which the slowdown of an operator beside a collective is kept and looked up: its kind, of a pass its name."""
+    return op.kind if op.kind != "pass" else base_name(op.name)
 
 
 def distinct(ops: Iterable[Op]) -> list[Op]:

@@ -12,6 +12,8 @@ from rollart.perf.train_plan import TrainingPlan
 
 EXPERTS = ".experts"
 """Ends the name of a data-parallel operator over the replicas of expert weights, which are fewer than those of others."""
+SEND = "derived.send"
+"""Begins the name of a pipeline transfer; the two stages that it runs between follow, as `derived.send.0.1`."""
 
 
 def expert_replicas(plan: TrainingPlan) -> int:
@@ -31,3 +33,25 @@ def members(op: Op, plan: TrainingPlan) -> tuple[int, int]:
         "pp": (2 if op.collective == "send_recv" else plan.pp, stage),
     }
     return groups.get(op.axis, (1, 1))
+
+
+def send_name(stage: int, other: int) -> str:
+    """Of a transfer between two stages, either way."""
+    return f"{SEND}.{stage}.{other}"
+
+
+def crosses(op: Op, plan: TrainingPlan, domain: int) -> bool:
+    """Whether a pipeline transfer leaves a domain of `domain` devices on any rank of its stages: that rank decides, since the
+    others wait for it. One that does not say between which stages it runs is taken for the worst of the plan.
+    """
+    width = plan.devices // plan.pp
+    if width >= domain:
+        return True
+    said = op.name.removeprefix(f"{SEND}.").split(".")
+    named = op.name.startswith(f"{SEND}.") and len(said) == 2
+    pairs = [(int(said[0]), int(said[1]))] if named else [(stage, stage + 1) for stage in range(plan.pp - 1)]
+    return any(
+        (one * width + rank) // domain != (other * width + rank) // domain
+        for one, other in pairs
+        for rank in range(width)
+    )

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rollart.optrace.accounts import hardware_flops, log_std_of, shares_of, trained_parameters
+from rollart.core.errors import ConfigError
+from rollart.optrace.accounts import hardware_flops, log_std_of, overlap_shares, shares_of, trained_parameters
 from rollart.optrace.assemble import compose_step
-from rollart.optrace.classes import Straggler, stage_parts
+from rollart.optrace.classes import Straggler, check_called, classes_of, stage_parts
 from rollart.optrace.costs import Pricer, step_log_std
+from rollart.optrace.data_parallel import gradient_bytes
 from rollart.optrace.footprint import memory
 from rollart.optrace.job import DEFAULT_DEVICE, Job, check
 from rollart.optrace.ops import Trace
@@ -31,7 +33,7 @@ from rollart.perf.links import Fabric, fabric
 from rollart.perf.overlap import DEFAULT_SMS, packaged
 from rollart.perf.step_table import StepRow, StepTable, lengths_for, write_step_table
 from rollart.perf.train_calibration import calibration
-from rollart.perf.train_layers import TrainingLaw
+from rollart.perf.train_layers import CAST_BYTES, TrainingLaw
 from rollart.perf.train_plan import DEFAULT_FRAMEWORK, Framework, TrainingPlan, framework
 from rollart.perf.training import model_flops
 
@@ -44,6 +46,8 @@ TORCH_NATIVE = "torchtitan"
 """Beside the plain PyTorch that the table of frameworks has as its default."""
 NODE = 8
 """Devices of a node, of which the slowest of many is waited for; a larger first tier counts the same."""
+FULL_BYTES = 4
+"""Of a number in 32 bits."""
 
 Capture = Callable[[Source, Job], Trace]
 """(model, job) -> the trace of one rank, with what its `plan` says in it."""
@@ -68,6 +72,7 @@ class Setting:
         return Pricer(
             device=self.device, fabric=self.fabric, law=self.law, framework=self.framework, plan=plan,
             profile=self.profile, scale=self.scale, scale_known=self.scale_basis == "measured",
+            by_operators=self.source.kind == "module",
         )  # fmt: skip
 
 
@@ -100,17 +105,45 @@ def captured(source: Source, job: Job) -> Trace:
 
 def setting_of(job: Job) -> Setting:
     """What the job means, checked. Raises ConfigError before any model is built."""
-    source = resolve(job.model, max_layers=job.built_layers)
+    source = replace(resolve(job.model, max_layers=job.built_layers), own_dtype=job.own_dtype)
     check(job.plan, source.shape)
     profile = read_profile(job.profile) if job.profile is not None else None
     measured = {profile.device.name: profile.device} if profile is not None else {}
     name = job.device or next(iter(measured), DEFAULT_DEVICE)
     chip, links = device(name, measured), fabric(name, job.interconnect)
+    _check_device(job, chip, profile)
+    late = [name for name in job.late if not name.isdigit()]
+    stragglers = _stragglers(job)
+    if late:
+        check_called(late, classes_of(job.plan, stragglers=stragglers, jitter=job.jitter, seed=job.seed))
     scale, basis = calibration()[0].scale(job.framework, links.chip)
     return Setting(
         job=job, source=source, device=chip, fabric=links, framework=framework(job.framework), scale=scale, scale_basis=basis,
         profile=profile,
     )  # fmt: skip
+
+
+def _check_device(job: Job, chip: Device, profile: DeviceProfile | None) -> None:
+    if profile is not None and profile.device.name != chip.name:
+        raise ConfigError(
+            f"the profile is of {profile.device.name}, the job runs on {chip.name}; measure one there, name that device, or "
+            "leave the profile out"
+        )
+    dtype = job.plan.dtype
+    if dtype in CAST_BYTES and chip.computes(dtype) != dtype:
+        instead = chip.computes(dtype)
+        raise ConfigError(
+            f"dtype={dtype}: {chip.name} has no units for it and multiplies in {instead}; use dtype={instead}"
+        )
+
+
+def _stragglers(job: Job) -> tuple[Straggler, ...]:
+    """The ranks that lag, each one of the job. Raises ConfigError."""
+    found = {int(name): late for name, late in job.late.items() if name.isdigit()}
+    beyond = [rank for rank in found if rank >= job.plan.devices]
+    if beyond:
+        raise ConfigError(f"straggler {beyond[0]}: ranks are 0 to {job.plan.devices - 1}; use {job.plan.devices - 1}")
+    return tuple(Straggler(rank=rank, factor=late.factor, delay_s=late.delay_s) for rank, late in found.items())
 
 
 def predict(job: Job, *, capture: Capture = captured) -> Prediction:
@@ -128,6 +161,7 @@ def predicted(of: Setting, *, capture: Capture = captured) -> Predicted:
 def composed(of: Setting, base: Trace, plan: TrainingPlan, *, took_s: Mapping[str, float] | None = None) -> Predicted:
     """The step of `plan` from the trace of one rank; only the micro-batches may differ from the plan it was captured for."""
     began = time.perf_counter()
+    plan = replace(plan, dtype=base.plan.dtype) if of.source.own_dtype else plan
     trace = derived(base, plan, of.framework)
     between = time.perf_counter()
     pricer, job = of.pricer(plan), of.job
@@ -136,11 +170,7 @@ def composed(of: Setting, base: Trace, plan: TrainingPlan, *, took_s: Mapping[st
         overlap=overlap_model(of.profile) if of.profile is not None else None, level=job.overlap_level,
         sms=of.device.sms or DEFAULT_SMS, jitter=job.jitter, seed=job.seed,
         delays={name: late.delay_s for name, late in job.late.items() if not name.isdigit()},
-        stragglers=tuple(
-            Straggler(rank=int(name), factor=late.factor, delay_s=late.delay_s)
-            for name, late in job.late.items()
-            if name.isdigit()
-        ),
+        stragglers=_stragglers(job),
     )  # fmt: skip
     prediction = _told(of, trace, plan, timeline, pricer)
     took = {**(took_s or {}), "derive": between - began, "compose": time.perf_counter() - between}
@@ -166,11 +196,26 @@ def _told(of: Setting, trace: Trace, plan: TrainingPlan, timeline: StepTimeline,
         model_flops=model_flops(shape, plan) if shape else counted.model, hardware_flops=counted.hardware,
         peak_flops=of.device.peak_flops(plan.dtype), host_s=host_s + busiest.host_s, jitter_s=jitter_s,
         classes=tuple(_class(trace, plan, of.framework, one, timeline) for one in timeline.classes),
-        provenance=provenance, sources=sources, overlap_level=level,
+        provenance=provenance, sources=sources, overlap_level=level, overlap_basis=overlap_shares(busiest),
         assumptions=tuple(f"{read.where}: {read.assumption}" for read in trace.reads),
-        notes=tuple(dict.fromkeys((*of.source.notes, *own, *trace.notes))),
+        notes=tuple(dict.fromkeys((*of.source.notes, *own, *trace.notes, *_stated(of, plan)))),
     )  # fmt: skip
     return found if found.fits else replace(found, notes=(_does_not_fit(found), *found.notes))
+
+
+def _stated(of: Setting, plan: TrainingPlan) -> Iterator[str]:
+    """What is taken for granted of the framework and the device, and is in memory and seconds."""
+    width = gradient_bytes(plan, of.framework)
+    if width < FULL_BYTES:
+        yield (
+            f"gradients are held and reduced in {8 * width:.0f} bits (Megatron-Core: grad_reduce_in_fp32 off); in 32 bits they "
+            "take twice the memory and twice the bytes"
+        )
+    else:
+        yield f"gradients are held and reduced in {8 * width:.0f} bits"
+    instead = of.device.computes(plan.dtype)
+    if plan.dtype == "bf16" != instead:
+        yield f"{of.device.name} has no units for bf16: products are priced as in {instead}"
 
 
 def _class(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollart.core.errors import InvariantBroken
@@ -73,8 +73,12 @@ class Prediction:
     sources: Mapping[str, float]
     """The same by table, profile or law."""
     overlap_level: int
+    """The one asked for; which one an operator has depends on what was measured."""
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    overlap_basis: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the busiest class's computation beside communication, by what its slowdown rests on: `physical` is level 1,
+    `kernel name` level 2. Empty: none runs beside."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.step_s) and self.step_s > 0 and self.log_std > 0):
@@ -157,6 +161,7 @@ class Prediction:
             ],
             "provenance": dict(self.provenance),
             "sources": dict(self.sources),
+            "overlap_basis": dict(self.overlap_basis),
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
         }

@@ -8,6 +8,7 @@ Imports torch: import this module inside functions.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ class Reads:
             return True, _cast(number, tensor.dtype)
         if func in VALUE_READS:
             return True, bool(number)
-        rows = int(number)
+        rows = _rows(found, number, args)
         shape = (rows, tensor.dim()) if func is aten.nonzero.default else (rows,)
         dtype = torch.int64 if func is aten.nonzero.default else tensor.dtype
         return True, torch.empty(shape, dtype=dtype, device=tensor.device)
@@ -113,9 +114,30 @@ def _fits(key: str, place: str) -> bool:
 def _number(key: str, text: str) -> float:
     words = {"true": 1.0, "false": 0.0}
     try:
-        return words[text.lower()] if text.lower() in words else float(text)
+        found = words[text.lower()] if text.lower() in words else float(text)
     except ValueError:
-        raise ConfigError(f"assumption {key}={text!r} is no value; give a number, true or false") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise ConfigError(f"assumption {key}={text!r} is no value; give a finite number, true or false")
+    return found
+
+
+def _rows(key: str, number: float, args: Sequence[Any]) -> int:
+    """How many values are assumed to be true, of those that there are."""
+    shapes = (one.shape for one in args if isinstance(one, torch.Tensor))
+    most = math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    if number != int(number) or not 0 <= number <= most:
+        near = round(min(max(number, 0), most))
+        raise ConfigError(f"assumption {key}={number:g}: it counts true values of {most}; the nearest is {near}")
+    return int(number)
+
+
+def line_of(problem: BaseException) -> str:
+    """`file:line` of the innermost frame of an error that is the user's, else of a library."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
+    chosen = (own or frames)[-1]
+    return f"{chosen.filename.rsplit('/', 1)[-1]}:{chosen.lineno}"
 
 
 def _asker(func: OpOverload) -> tuple[str, str]:

@@ -5,7 +5,7 @@ after its own forward, and the orders of all stages together never wait in a cir
 order, and the composer turns an order into times; closed forms of the same schedules are in `perf.pipeline`.
 Sources: arXiv 2104.04473 section 2.2 (1F1B, interleaved; its order is Megatron-LM's table of virtual micro-batches), arXiv
 1811.06965 (GPipe), arXiv 2401.10241 section 2.2 (ZB-H1: a stage defers each weight gradient by as many micro-batches as stages
-stand before it, which keeps the memory of 1F1B).
+stand before it, so that every stage holds what the first holds in 1F1B).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rollart.core.errors import ConfigError
 from rollart.optrace.composer import TICKS_PER_S, seconds, ticks
+from rollart.optrace.measured_ops import kernel_name
 from rollart.optrace.ops import Op
 from rollart.optrace.parallel_groups import members
 from rollart.perf.collective_table import packaged as collective_model
@@ -54,14 +55,14 @@ class Beside:
     """None: links are not shared."""
     _alone: dict[tuple[int, int], tuple[Op, Transfer]] = field(default_factory=dict, compare=False, repr=False)
 
-    def compute_factor(self, op: Op, solo_ticks: int) -> float:
-        """s of T = T0 (1 + s r) of a kernel beside a collective."""
+    def compute_factor(self, op: Op, solo_ticks: int) -> tuple[float, str]:
+        """s of T = T0 (1 + s r) of a kernel beside a collective, with its basis (of `perf.overlap`, or `factors`)."""
         if self.level == 0:
-            return 0.0
+            return 0.0, "none"
         if isinstance(self.overlap, Factors):
-            return self.overlap.compute
-        kernel = Kernel(name=op.name, solo_s=seconds(solo_ticks), sms=self.sms)
-        return slowdown(kernel, self.overlap or packaged(), self.level)[0]
+            return self.overlap.compute, "factors"
+        kernel = Kernel(name=kernel_name(op), solo_s=seconds(solo_ticks), sms=self.sms)
+        return slowdown(kernel, self.overlap or packaged(), self.level)
 
     def comm_factor(self) -> float:
         """The same of a collective beside kernels."""
@@ -127,7 +128,7 @@ def slowed(
     for position, (op, lane, at) in enumerate(zip(ops, lanes, placed, strict=True)):
         if lane == "compute":
             beside = overlapped_ticks(at, talking, talk_starts)
-            factor = of.compute_factor(op, solo[position]) if beside else 0.0
+            factor = of.compute_factor(op, solo[position])[0] if beside else 0.0
         elif op.stream == "comm" and comm_factor:
             beside, factor = overlapped_ticks(at, working, work_starts), comm_factor
         else:
@@ -135,6 +136,21 @@ def slowed(
         found[position] = max(1, round(solo[position] * (1 + factor * beside / (at[1] - at[0]))))
     for position, shared in _shared(ops, lanes, solo, placed, of, inside).items():
         found[position] = max(found[position], shared)
+    return found
+
+
+def basis_ticks(
+    ops: Sequence[Op], lanes: Sequence[str], solo: Sequence[int], placed: Sequence[Interval], of: Beside
+) -> dict[str, int]:
+    """Ticks in which the compute lane runs beside a collective, by what the slowdown of the operator there rests on."""
+    talking = union([at for at, op in zip(placed, ops, strict=True) if op.stream == "comm"])
+    starts = [at[0] for at in talking]
+    found: dict[str, int] = {}
+    for op, lane, alone, at in zip(ops, lanes, solo, placed, strict=True):
+        beside = overlapped_ticks(at, talking, starts) if lane == "compute" else 0
+        if beside:
+            basis = of.compute_factor(op, alone)[1]
+            found[basis] = found.get(basis, 0) + beside
     return found
 
 

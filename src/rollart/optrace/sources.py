@@ -36,6 +36,8 @@ class Source:
     target: str = ""
     built_layers: int = BUILT_LAYERS
     """Layers of each kind that are built, the others stand for them; 0 builds all."""
+    own_dtype: bool = False
+    """A user's module stays in the dtype that it was built in, and the plan takes that; else it is cast to the plan's."""
     notes: tuple[str, ...] = ()
 
 

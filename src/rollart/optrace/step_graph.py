@@ -14,6 +14,7 @@ from rollart.optrace.blocks import Cost, Settled, lay
 from rollart.optrace.classes import RankClass
 from rollart.optrace.composer import NEVER, Composer, Edge, ticks
 from rollart.optrace.ops import Op
+from rollart.optrace.parallel_groups import send_name
 from rollart.optrace.schedules import Task, TaskKind, source
 from rollart.optrace.step_tasks import Step, coupled, meeting_of
 from rollart.optrace.step_timeline import Detail
@@ -264,7 +265,7 @@ def _send(step: Step, known: dict[int, Op], task: Task, stage: int) -> Op | None
     if place not in known:
         known[place] = Op(
             id=0,
-            name="derived.send",
+            name=send_name((place - 1) % step.plan.pp, place % step.plan.pp),
             kind="send",
             stream="comm",
             collective="send_recv",

@@ -7,7 +7,7 @@ Why slices are made on demand: a step has hundreds of thousands of operators, of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart.core.errors import ConfigError
@@ -52,6 +52,8 @@ class ClassTime:
     bubble_s: float
     """Waiting for other ranks to get there."""
     usage: tuple[Usage, ...]
+    overlapped_s: Mapping[str, float] = field(default_factory=dict)
+    """Computation beside communication, by what its slowdown rests on: `physical` is level 1, a name of a kernel level 2."""
 
     @property
     def name(self) -> str:

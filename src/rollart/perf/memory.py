@@ -92,18 +92,36 @@ def layer_activation_bytes(model: ModelShape, plan: TrainingPlan, framework: Fra
 
 
 def layers_in_flight(plan: TrainingPlan, layers: int, stage: int = 0) -> float:
-    """Layers whose activations a stage keeps at most: all micro-batches in GPipe, p - stage in 1F1B, (1 + (p-1)/(pm))
-    L interleaved.
+    """Layers whose activations a stage keeps at most, as the order of its tasks has it (arXiv 2104.04473, 2401.10241).
+
+    All micro-batches in GPipe, p - stage in 1F1B. Interleaved with v chunks (2 (p - stage - 1) + (v - 1) p + 1) / v times the
+    stage's own, on the first stage (1 + (p-1)/(pv)) L. Zero bubble: p times its own on every stage, since a later one puts its
+    weight gradients off for longer.
     """
-    per_stage = layers / plan.pp
+    per_stage, count = layers / plan.pp, plan.micro_batches
     if plan.pp == 1:
         return per_stage
     if plan.schedule == "gpipe":
-        return per_stage * plan.micro_batches
-    in_flight = min(plan.micro_batches, plan.pp - stage)
-    if plan.schedule == "interleaved" and stage == 0:
-        return min(per_stage * plan.micro_batches, layers * (1 + (plan.pp - 1) / (plan.pp * plan.chunks)))
-    return per_stage * in_flight
+        return per_stage * count
+    if plan.schedule == "zero_bubble":
+        return per_stage * min(count, plan.pp)
+    if plan.schedule == "interleaved" and plan.chunks > 1:
+        return per_stage * _chunks_in_flight(plan, stage) / plan.chunks
+    return per_stage * min(count, plan.pp - stage)
+
+
+def _chunks_in_flight(plan: TrainingPlan, stage: int) -> int:
+    """Forwards of chunks before the first backward of a stage; with too few micro-batches for a round, all of them."""
+    count, whole = plan.micro_batches, plan.micro_batches * plan.chunks
+    if count < plan.pp:
+        return whole
+    group = -(-count // (count // plan.pp))  # micro-batches that go through a chunk before the next: p, or a few more
+    return min(whole, 2 * (plan.pp - stage - 1) + (plan.chunks - 1) * group + 1)
+
+
+def deferred_gradients(plan: TrainingPlan, stage: int) -> int:
+    """Micro-batches that wait on a stage for their weight gradients alone: in zero bubble as many as stages before it."""
+    return min(stage, plan.micro_batches - 1) if plan.schedule == "zero_bubble" else 0
 
 
 def stage_memory(model: ModelShape, plan: TrainingPlan, framework: Framework, *, stage: int = 0) -> StageMemory:
@@ -125,6 +143,7 @@ def stage_memory(model: ModelShape, plan: TrainingPlan, framework: Framework, *,
         activations += layer_activation_bytes(model, replace(plan, recompute="none"), framework)
     if last:
         logits = {"passes": 10, "torch": 8, "fused": 4}[framework.loss]
+        logits += WEIGHT_BYTES * deferred_gradients(plan, stage)  # gradients of logits that the head's own still needs
         activations += logits * tokens * model.vocab / plan.tp
     gathered = 2 * WEIGHT_BYTES * (dense + expert) / model.layers if plan.shards == 3 else 0.0
     return StageMemory(

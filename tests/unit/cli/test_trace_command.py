@@ -166,3 +166,10 @@ def test_many_classes_are_cut_in_the_middle_and_said() -> None:
 def test_a_plan_is_told_in_words() -> None:
     assert plan_words(PLAN) == "tp 2 x pp 2 x dp 4, 1f1b, ZeRO 1, full recomputation of 50% of the layers, bf16"
     assert plan_words(TrainingPlan(devices=1, micro_batch=1, global_batch=1, sequence=8)) == "one device, bf16"
+
+
+def test_the_level_of_overlap_is_the_one_that_was_applied() -> None:
+    mixed = found(overlap_level=2, overlap_basis={"kernel name": 0.25, "physical": 0.75})
+    assert "level 2 asked; applied: level 1 (SMs held) for 75%, level 2 (measured kernels) for 25%" in described(mixed)
+    assert "level 1 asked; no computation runs beside communication" in described(found())
+    assert mixed.as_json()["overlap_basis"] == {"kernel name": 0.25, "physical": 0.75}

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart.core.errors import ConfigError
-from rollart.optrace.costs import LEAST_LOG_STD, Pricer, step_log_std
+from rollart.optrace.costs import LAYER_OPERATORS, LEAST_LOG_STD, Pricer, step_log_std
 from rollart.optrace.measured_ops import REACH, distinct, work_of
 from rollart.optrace.ops import Op, Part
+from rollart.optrace.parallel_groups import crosses, send_name
 from rollart.perf.device_profile import CollectiveTime, DeviceProfile, HostTimes, OpTime, Origin
 from rollart.perf.devices import device
 from rollart.perf.links import fabric
 from rollart.perf.train_calibration import calibration
-from rollart.perf.train_comm import collective_s, group, transfer_s
+from rollart.perf.train_comm import Group, collective_s, group, transfer_s
 from rollart.perf.train_plan import Framework, TrainingPlan
 
 H100 = device("H100 SXM")
@@ -193,6 +194,26 @@ def test_collectives_are_placed_by_the_plan() -> None:
         pricer(plan=replace(PLAN, tp=1, devices=16)).price(communicated("all_reduce", "tp"))
 
 
+def test_a_pipeline_transfer_is_priced_by_the_boundary_that_it_crosses() -> None:
+    """Stages of 4 devices in nodes of 8: two stages share a node, the next boundary is between nodes."""
+    plan = TrainingPlan(devices=16, micro_batch=1, global_batch=64, sequence=4096, tp=4, pp=4)
+    priced = pricer(plan=plan)
+    inside, between = (
+        collective_s("send_recv", 1e7, Group(ranks=2, local=local), LINKS) + LAW.hop_s for local in (2, 1)
+    )
+    assert inside < between
+    for stages, wanted in (((0, 1), inside), ((1, 2), between), ((2, 3), inside), ((3, 0), between)):
+        found = priced.price(communicated("send_recv", "pp", name=send_name(*stages)))
+        assert found.seconds == pytest.approx(wanted), stages
+    assert priced.price(communicated("send_recv", "pp")).seconds == pytest.approx(between)
+    one_node = pricer(plan=replace(plan, devices=8, pp=2))
+    assert one_node.price(communicated("send_recv", "pp")).seconds == pytest.approx(inside)
+    uneven = replace(plan, devices=12, tp=3)  # its third stage stands in both nodes
+    assert [crosses(communicated("send_recv", "pp", name=send_name(at, at + 1)), uneven, 8) for at in range(3)] == [
+        False, True, True,
+    ]  # fmt: skip
+
+
 def test_a_profiled_collective_goes_before_the_table() -> None:
     points = tuple(
         CollectiveTime(op="all_reduce", library="nccl", ranks=4, domains=1, payload_bytes=size, seconds=t, log_std=0.0)
@@ -231,6 +252,19 @@ def test_the_host_costs_what_the_law_says_or_the_profile_measured() -> None:
     assert serial.lack_s(1.0, 0.1) == 0.1
     assert pricer().lack_s(1.0, 1e-9) == pytest.approx(0.0)
     assert pricer().lack_s(1e-9, 1.0) == pytest.approx(1.0)
+
+
+def test_the_host_of_a_module_of_ones_own_launches_as_many_operators_as_it_has() -> None:
+    op = gemm(64, 64, 64)
+    layer = Part(name="layer", forward=(op, replace(op, id=1)), backward=(op,))
+    many = replace(layer, forward=tuple(replace(op, id=number) for number in range(LAYER_OPERATORS["forward"])))
+    counted = pricer(by_operators=True, scale=2.0)
+    assert counted.host_s([many], "forward") == pytest.approx(2 * LAW.host.layer_s)
+    assert counted.host_s([layer] * 3, "forward", ends=[layer]) == pytest.approx(
+        counted.host_s([many], "forward") * 8 / LAYER_OPERATORS["forward"]
+    )
+    assert counted.host_s([layer], "backward") == pytest.approx(2 * LAW.host.layer_s / LAYER_OPERATORS["backward"])
+    assert counted.host_s([layer], "optimizer") == 0.0
 
 
 def test_what_the_framework_hides_is_told_apart_by_axis() -> None:

@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 from rollart.core.errors import ConfigError
+from rollart.optrace.accounts import TRACED_LOG_STD
 from rollart.optrace.analytic import analytic_trace
+from rollart.optrace.costs import step_log_std
 from rollart.optrace.job import OPTIONS, Job, job_from
 from rollart.optrace.ops import Trace
 from rollart.optrace.predict import Predicted, Setting, predict, predicted, run, setting_of
 from rollart.optrace.prediction import Prediction
 from rollart.optrace.sources import Source
+from rollart.perf.device_profile import DeviceProfile, OpTime, Origin
 from rollart.perf.devices import device
 from rollart.perf.links import fabric
 from rollart.perf.step_table import read_step_table
@@ -194,7 +197,13 @@ def test_a_plan_that_does_not_fit_says_what_fills_the_device() -> None:
     assert told().fits
 
 
-def test_what_cannot_be_is_refused_before_anything_is_captured() -> None:
+def test_what_cannot_be_is_refused_before_anything_is_captured(tmp_path: Path) -> None:
+    measured = tmp_path / "profile.json"
+    row = OpTime(kind="gemm", name="aten.mm", dtype="bf16", shape=(64, 64, 64, 1), flops=524288.0, moved_bytes=24576.0,
+                 seconds=1e-5, log_std=0.01)  # fmt: skip
+    origin = Origin(kind="cuda", versions={"torch": "2.13.0"})
+    DeviceProfile(device=device("H100"), origin=origin, ops=(row,)).save(measured)
+
     def never(source: Source, job: Job) -> Trace:
         raise AssertionError("captured")
 
@@ -202,13 +211,31 @@ def test_what_cannot_be_is_refused_before_anything_is_captured() -> None:
         ({"tp": 3}, "does not divide"),
         ({"device": "H1000"}, "unknown device"),
         ({"profile": "/nowhere.json"}, "there is no /nowhere.json"),
+        ({"profile": str(measured), "device": "A100"}, "the profile is of H100"),
+        ({"dtype": "fp8", "device": "A100"}, "dtype=fp8: A100 .* use dtype=bf16"),
+        ({"straggler": {"stage 9": "1"}}, "no rank class called 'stage 9' to delay; there are stage 0, stage 1"),
+        ({"straggler": {"16": "2x"}}, "straggler 16: ranks are 0 to 15; use 15"),
     ):
         with pytest.raises(ConfigError, match=says):
             predict(job_from(MODEL, {**BASE, **options}), capture=never)
     with pytest.raises(ConfigError, match="unknown model"):
         predict(job_from("llama9", dict(BASE)), capture=never)
-    with pytest.raises(ConfigError, match="stage 0"):
-        told(straggler={"stage 9": "1"})
+
+
+def test_what_is_taken_for_granted_is_said() -> None:
+    assert any("gradients are held and reduced in 16 bits" in line for line in told().notes)
+    wide = told(framework="torchtitan")
+    assert any(line == "gradients are held and reduced in 32 bits" for line in wide.notes)
+    assert held("gradients")(wide) > held("gradients")(told())
+    assert any("no units for bf16: products are priced as in fp16" in line for line in told(device="V100").notes)
+    assert not any("no units" in line for line in told().notes)
+
+
+def test_what_no_profile_measured_errs_by_the_tracer_too() -> None:
+    found = told()
+    law = step_log_std(found.scale_basis == "measured")
+    assert found.provenance["analytic"] > 0.9
+    assert 0.9 * math.hypot(law, TRACED_LOG_STD) < found.log_std < 1.1 * math.hypot(law, TRACED_LOG_STD)
 
 
 # ---- what is written

@@ -15,7 +15,7 @@ from rollart.core.errors import ConfigError
 from rollart.optrace.job import job_from
 from rollart.optrace.predict import Predicted, predict, predicted, setting_of
 from rollart.optrace.prediction import Prediction
-from rollart.perf.device_profile import DeviceProfile, OpTime, Origin
+from rollart.perf.device_profile import DeviceProfile, OpTime, Origin, OverlapTime
 from rollart.perf.devices import device
 from rollart.perf.train_calibration import predict_step
 
@@ -75,11 +75,17 @@ def test_a_profile_says_what_it_measured(tmp_path: Path) -> None:
     )  # fmt: skip
     path = tmp_path / "profile.json"
     origin = Origin(kind="cuda", versions={"torch": "2.13.0"})
-    DeviceProfile(device=device("H100"), origin=origin, ops=(row,)).save(path)
+    beside = OverlapTime(
+        kernel="gemm", solo_s=1e-3, seconds=1.5e-3, overlap_ratio=1.0, collective="all_reduce", payload_bytes=1e6, ranks=2
+    )  # fmt: skip
+    DeviceProfile(device=device("H100"), origin=origin, ops=(row,), overlaps=(beside,)).save(path)
     found = told(profile=str(path))
     assert found.provenance["measured"] > 0
     assert found.step_s > told().step_s
     assert any(source.startswith("profile of") for source in found.sources)
+    assert found.overlap_basis["kernel name"] > 0 < found.overlap_basis["physical"]
+    assert told().overlap_basis == {"physical": 1.0}
+    assert told(overlap_level="0").overlap_basis == {"none": 1.0}
     with pytest.raises(ConfigError, match="the profile is of H100"):
         told(profile=str(path), device="A100")
 
@@ -94,3 +100,12 @@ def test_a_value_that_host_code_reads_needs_an_assumption() -> None:
     assert found.framework == "PyTorch"
     assert found.parameters == pytest.approx(64 * 64 + 64)
     assert predict(replace(job, assume={where: "2.0"})).step_s > found.step_s
+
+
+def test_a_module_of_ones_own_is_predicted_in_the_dtype_asked_for_or_its_own() -> None:
+    job = job_from("reading_model:build", {"assume": ["reading_model.py=0.5"], "global_batch": 4})
+    own = predict(job)
+    cast_to = predict(replace(job_from("reading_model:build", {"dtype": "bf16", "global_batch": 4}), assume=job.assume))
+    assert (own.plan.dtype, cast_to.plan.dtype) == ("fp32", "bf16")
+    chip = device("H100")
+    assert (own.peak_flops, cast_to.peak_flops) == (chip.peak_flops("fp32"), chip.peak_flops("bf16"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hand_made_traces import plan_of
 
 from rollart.core.errors import ConfigError
 from rollart.optrace.composer import Graph
 from rollart.optrace.schedules import Task, order, source
+from rollart.perf.memory import deferred_gradients, layers_in_flight
 from rollart.perf.pipeline import Schedule, schedule_s
 
 TICKS = {"forward": 6, "backward": 12, "input_grad": 6, "weight_grad": 6}
@@ -76,13 +78,51 @@ def test_any_numbers_give_every_task_once_and_no_circle(
     assert busy <= _length(schedule, stages, micro_batches, chunks) <= busy + (stages - 1) * 18 * max(1, micro_batches)
 
 
-def test_memory_of_zero_bubble_is_that_of_1f1b() -> None:
+def test_memory_of_every_zero_bubble_stage_is_that_of_the_first_in_1f1b() -> None:
     for stage in range(4):
         held = most = 0
         for task in order("zero_bubble", stages=4, stage=stage, micro_batches=12):
             held += {"forward": 1, "weight_grad": -1}.get(task.kind, 0)
             most = max(most, held)
         assert most == 4
+
+
+def held_at_most(schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int) -> float:
+    """Stages' worth of activations, counted along the order: a chunk's are there until its (weight) gradients are."""
+    now = most = 0
+    for task in order(schedule, stages=stages, stage=stage, micro_batches=micro_batches, chunks=chunks):
+        now += {"forward": 1, "backward": -1, "weight_grad": -1}.get(task.kind, 0)
+        most = max(most, now)
+    assert now == 0
+    return most / chunks
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 5, 8, 12, 17, 32])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 4)],
+)
+def test_the_closed_form_of_memory_counts_what_the_order_holds(
+    schedule: Schedule, chunks: int, micro_batches: int, stages: int
+) -> None:
+    plan = plan_of(pp=stages, micro_batches=micro_batches, schedule=schedule, chunks=chunks)
+    closed = [layers_in_flight(plan, stages, stage) for stage in range(stages)]
+    assert closed == pytest.approx(
+        [held_at_most(schedule, stages, stage, micro_batches, chunks) for stage in range(stages)]
+    )
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 20])
+def test_weight_gradients_that_wait_are_counted(micro_batches: int) -> None:
+    plan = plan_of(pp=4, micro_batches=micro_batches, schedule="zero_bubble")
+    for stage in range(4):
+        waiting = most = 0
+        for task in order("zero_bubble", stages=4, stage=stage, micro_batches=micro_batches):
+            # while the next input gradients are computed, those of its own are no backlog
+            most = max(most, waiting if task.kind == "input_grad" else 0)
+            waiting += {"input_grad": 1, "weight_grad": -1}.get(task.kind, 0)
+        assert deferred_gradients(plan, stage) == most
 
 
 def test_what_cannot_be_listed_is_refused() -> None:

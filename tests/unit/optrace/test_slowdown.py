@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from rollart.core.errors import ConfigError
 from rollart.optrace.assemble import compose_step
+from rollart.optrace.measured_ops import kernel_name
 from rollart.optrace.ops import Op, Priced
-from rollart.optrace.slowdown import Beside, Factors, Interval, overlapped_ticks, slowed, union
+from rollart.optrace.slowdown import Beside, Factors, Interval, basis_ticks, overlapped_ticks, slowed, union
+from rollart.perf.device_profile import DeviceProfile, Origin, OverlapTime, overlap_model
+from rollart.perf.devices import device
 from rollart.perf.links import fabric
 from rollart.perf.overlap import packaged
 
@@ -72,3 +75,26 @@ def test_collectives_that_share_a_link_slow_each_other_and_others_do_not(tp: int
     # with tp 1 both stand within a domain of 8 and halve its link; with tp 4 the data-parallel ranks stand in several
     shared = compose_step(trace, plan, price, framework=BLOCKING, level=0, fabric=links).classes[0].comm_s
     assert shared == {"cp": pytest.approx(expected_s, rel=1e-3), "dp": pytest.approx(expected_s, rel=1e-3)}
+
+
+def test_a_traced_operator_slows_as_the_profile_measured_its_kernel_beside_a_collective() -> None:
+    ops = [
+        computes(0, 1.0),
+        Op(id=1, name="aten.mul.Tensor", kind="pass", moved_bytes=1.0),
+        talks(2, 1.0, "dp", "all_reduce"),
+    ]
+    twice = OverlapTime(
+        kernel=kernel_name(ops[0]), solo_s=1e-3, seconds=2e-3, overlap_ratio=1.0, collective="all_reduce", payload_bytes=1e6,
+        ranks=2,
+    )  # fmt: skip
+    origin = Origin(kind="cuda", versions={"torch": "2.13.0"})
+    measured = overlap_model(DeviceProfile(device=device("H100"), origin=origin, ops=(), overlaps=(twice,) * 99))
+    lanes, solo, placed = ["compute", "compute", "dp"], [1000, 1000, 2000], [(0, 1000), (1000, 2000), (0, 2000)]
+    of = Beside(plan=plan_of(dp=2), overlap=measured, sms=132)
+    found = slowed(ops, lanes, solo, placed, of)
+    assert found[0] == pytest.approx(2000, rel=0.02)
+    assert found[1] == slowed(ops, lanes, solo, placed, replace(of, level=1))[1]
+    assert basis_ticks(ops, lanes, solo, placed, of) == {"kernel name": 1000, "physical": 1000}
+    packed = replace(of, overlap=None)
+    assert basis_ticks(ops, lanes, solo, placed, packed) == {"physical": 2000}, "its names are those of CUDA kernels"
+    assert basis_ticks(ops, lanes, solo, placed, replace(of, level=0)) == {"none": 2000}

@@ -15,6 +15,7 @@ from rollart.perf.train_plan import TrainingPlan
 
 LLAMA = model_shape("llama3-70b")
 MOE = model_shape("qwen3-30b-a3b")
+NARROW = model_shape("qwen2-0.5b")
 GIVEN: dict[str, Any] = {
     "tp": 2, "pp": 4, "dp": 3, "cp": 2, "ep": 2, "chunks": 2, "seq": 512, "micro_batch": 2, "global_batch": 48, "shards": 2,
     "dtype": "fp8", "recompute": "full", "recompute_share": 0.5, "schedule": "gpipe", "sequence_parallel": True,
@@ -86,6 +87,9 @@ def test_a_function_of_a_module_is_told_from_other_names() -> None:
         ({"straggler": {"stage 1": -1}}, "give seconds of at least 0"),
         ({"overlap_level": 3}, "overlap_level=3: it takes 0, 1, 2"),
         ({"global_batch": -1}, "global_batch=-1"),
+        ({"jitter": 1.5}, "jitter=1.5: .* below 1; use jitter=0.1"),
+        ({"framework": "Megatorn-Core"}, "framework=Megatorn-Core: .* did you mean megatron core"),
+        ({"framework": "Foo"}, "framework=Foo: what it does is not known; Known: .*nemo.*; plain is PyTorch"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(given: dict[str, Any], says: str) -> None:
@@ -113,6 +117,15 @@ def test_an_option_that_cannot_be_is_refused(given: dict[str, Any], says: str) -
         ({"schedule": "interleaved"}, LLAMA, "schedule=interleaved with pp=1, chunks=1: both must be 2 or more"),
         ({"chunks": 2, "pp": 2, "schedule": "1f1b"}, LLAMA, "chunks=2 with schedule=1f1b"),
         ({"chunks": 2, "pp": 2, "global_batch": 5}, LLAMA, "multiples of pp=2, has 5; use global_batch=4"),
+        (
+            {"tp": 14, "seq": 7168},
+            NARROW,
+            "tp=14 does not divide the 4864 columns of the feed-forward block .*; use tp=2",
+        ),
+        ({"tp": 6, "seq": 6144}, model_shape("qwen2-1.5b"), "tp=6 does not divide .*; use tp=4"),
+        ({"tp": 8, "seq": 1004, "sequence_parallel": False}, MOE, "tp=8 shares the 1004 tokens .*; use seq=1008"),
+        ({"recompute_share": 0.5}, LLAMA, "recompute_share=0.5 with recompute=none: .* use recompute=full"),
+        ({"recompute": "selective", "recompute_share": 0.5}, LLAMA, "with recompute=selective: a share is of full"),
     ],
 )
 def test_a_plan_that_does_not_divide_is_refused_with_the_nearest(
@@ -128,7 +141,45 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(str(caught.value).splitlines()) >= 4
 
 
-def test_a_plan_without_a_known_shape_is_checked_for_what_is_known() -> None:
-    plan = job_from("m:f", {"tp": 3, "pp": 7, "global_batch": 7}).plan
+@pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b", "qwen2-0.5b", "mixtral-8x7b", "deepseek-v3", "gpt-3-175b"])
+def test_the_tensor_parallelism_that_is_proposed_is_accepted(name: str) -> None:
+    shape = model_shape(name)
+    for asked in range(1, 40):
+        plan = TrainingPlan(devices=asked, micro_batch=1, global_batch=8, sequence=4 * asked, tp=asked)
+        try:
+            check(plan, shape)
+        except ConfigError as problem:
+            fits = int(str(problem).rpartition("use tp=")[2])
+            plan = replace(plan, devices=fits, sequence=4 * fits, tp=fits)
+            check(plan, shape)
+        assert shape.heads % plan.tp == 0
+        assert not shape.dense_layers or shape.ffn % plan.tp == 0
+
+
+def test_a_framework_is_one_that_is_known_or_plain() -> None:
+    assert job_from("llama3-70b", {"framework": "plain"}).framework == "PyTorch"
+    for known in (
+        "NeMo",
+        "MegaScale",
+        "PyTorch DDP",
+        "Composer/PyTorch FSDP + FlashAttention",
+        "DeepSpeed ZeRO-3 in Megatron-LM",
+    ):
+        assert job_from("llama3-70b", {"framework": known}).framework == known
+
+
+def test_a_module_of_ones_own_is_checked_for_what_is_known_and_has_no_pipeline() -> None:
+    plan = job_from("m:f", {"tp": 3, "global_batch": 7}).plan
     check(replace(plan, sequence_parallel=False), None)
     assert divisor(64, 3) == 2
+    with pytest.raises(ConfigError, match=r"pp=2, chunks=1: a module of your own is one stage.*dp=6"):
+        check(job_from("m:f", {"pp": 2, "dp": 3}).plan, None)
+    with pytest.raises(ConfigError, match="pp=2, chunks=2: a module of your own is one stage"):
+        check(job_from("m:f", {"pp": 2, "chunks": 2}).plan, None)
+
+
+def test_a_module_of_ones_own_keeps_its_dtype_unless_one_is_given() -> None:
+    assert job_from("m:f", {}).own_dtype
+    assert job_from("m:f", {"dtype": None}).own_dtype
+    assert not job_from("m:f", {"dtype": "bf16"}).own_dtype
+    assert not job_from("llama3-70b", {}).own_dtype

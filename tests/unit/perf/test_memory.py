@@ -51,6 +51,23 @@ def test_the_first_stage_keeps_all_layers_in_1f1b_and_more_when_interleaved() ->
     assert layers_in_flight(gpipe, 96) == 12 * gpipe.micro_batches
 
 
+def test_later_stages_hold_more_than_their_distance_from_the_end_when_interleaved_and_in_zero_bubble() -> None:
+    plan = TrainingPlan(
+        devices=4, micro_batch=1, global_batch=16, sequence=2048, pp=4, chunks=2, schedule="interleaved"
+    )  # fmt: skip
+    assert [layers_in_flight(plan, 4, stage) for stage in range(4)] == [5.5, 4.5, 3.5, 2.5]
+    deferring = replace(plan, chunks=1, schedule="zero_bubble")
+    assert [layers_in_flight(deferring, 4, stage) for stage in range(4)] == [4, 4, 4, 4]
+    plain = replace(deferring, schedule="1f1b")
+    more = [
+        stage_memory(GPT, deferring, EARLY, stage=stage).activations
+        - stage_memory(GPT, plain, EARLY, stage=stage).activations
+        for stage in range(4)
+    ]
+    layer, gradient = layer_activation_bytes(GPT, plain, EARLY), 2 * 2048 * 51200
+    assert more == pytest.approx([0, 24 * layer, 48 * layer, 72 * layer + 3 * gradient])
+
+
 def test_parameters_of_ranks_sum_to_the_model() -> None:
     moe = model_shape("Qwen3-30B-A3B")
     plan = TrainingPlan(devices=8, micro_batch=1, global_batch=64, sequence=4096, dp=8, ep=8)

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rollart.optrace.measured_ops import kernel_name
 from rollart.optrace.ops import Op
 from rollart.optrace.profiling.cases import ready
 from rollart.optrace.profiling.groups import WIDTH, run_ranks, wait
 from rollart.optrace.profiling.operands import Ready
-from rollart.perf.device_profile import OverlapTime, base_name
+from rollart.perf.device_profile import OverlapTime
 
 PAYLOAD_BYTES = 25 << 20
 """A bucket of gradients as DistributedDataParallel reduces it."""
@@ -49,11 +50,6 @@ def profile_overlaps(
         )
         for name, solo_s, seconds in rows
     )  # fmt: skip
-
-
-def kernel_name(op: Op) -> str:
-    """Under which the slowdown of an operator is kept."""
-    return op.kind if op.kind != "pass" else base_name(op.name)
 
 
 def _measured(
