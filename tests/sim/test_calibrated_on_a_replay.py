@@ -88,7 +88,8 @@ def test_laws_come_back_and_predict_the_run_and_another_one(tmp_path: Path) -> N
         for which, into in ((found, predicted), (laws, true)):
             if not into:
                 loop.run(control.run(other, build_replay(other, which).world((into.append,))))
-        assert step_s(predicted) == pytest.approx(step_s(true), rel=0.1)
+        # a record of one configuration cannot tell what a message costs at either end; another one weighs them otherwise
+        assert step_s(predicted) == pytest.approx(step_s(true), rel=0.1 if other is config else 0.15)
 
 
 def test_a_record_that_cannot_tell_is_refused_with_what_to_do(tmp_path: Path) -> None:
