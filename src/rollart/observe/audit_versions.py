@@ -56,28 +56,15 @@ def engines_serve_what_was_published(record: Record) -> Iterator[str]:
             yield f"versions: {row['engine']} served wrong weights, and a turn of {row['traj']} has tokens of it"
 
 
-def _never_applied(record: Record) -> Iterator[str]:
-    """Versions that were sampled under and are not in force. A turn's answer may overtake the word that a version was applied;
-    an engine that is lost in between never sends it."""
-    applied: dict[str, set[int]] = defaultdict(set)
-    lost = {row["engine"] for row in record.written if row["kind"] == "engine_lost"}
-    for row in record.written:
-        if row["kind"] == "applied":
-            applied[row["engine"]].add(row["version"])
-    for row in record.written:
-        if row["kind"] != "turn_done" or row["engine"] in lost:
-            continue
-        for version, _ in row["spans"]:
-            if version not in applied[row["engine"]]:
-                yield f"versions: {row['traj']}#{row['attempt']} sampled under {version}, {row['engine']} never applied it"
-
-
 def versions_never_fall(record: Record) -> Iterator[str]:
     """Inside an attempt versions never fall, and each is one that its engine had applied."""
+    applied: dict[str, set[int]] = defaultdict(set)
     last: dict[tuple[str, int], int] = {}
     for row in record.written:
         kind = row["kind"]
-        if kind == "traj_started":
+        if kind == "applied":
+            applied[row["engine"]].add(row["version"])
+        elif kind == "traj_started":
             last.pop((row["traj"], row["attempt"]), None)  # of a history that was taken back
         elif kind == "turn_done":
             key = row["traj"], row["attempt"]
@@ -85,7 +72,8 @@ def versions_never_fall(record: Record) -> Iterator[str]:
                 if version < last.get(key, 0):
                     yield f"versions: {key[0]}#{key[1]} sampled under {version} after {last[key]}"
                 last[key] = version
-    yield from _never_applied(record)
+                if version not in applied[row["engine"]]:
+                    yield f"versions: {key[0]}#{key[1]} sampled under {version}, {row['engine']} never applied it"
     for trajectory in record.kept:
         versions = [span.version for span in trajectory.spans]
         if versions != sorted(versions):

@@ -1,4 +1,8 @@
-"""The engine port over an engine actor: what control calls `Engine` on real devices."""
+"""The engine port over an engine actor: what control calls `Engine` on real devices.
+
+Invariant: nobody has a turn of a version before it is known, by its fingerprint, that the engine serves it. Turns come over the
+wire and the word of an apply by a call of its own, which a turn may overtake.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,9 @@ class RemoteEngine:
         self._book: EngineBook | None = None
         """Of the last answer, once somebody has asked for it."""
         self._duplicates = 0
+        self._applying: Version | None = None
+        self._early: list[EnginePoll] = []
+        """Answers with turns of a version whose apply is under way, and all since; not taken if the engine is lost before."""
         self.work: tuple[float, ...] = ()
         """Of the last answer; see `EnginePoll`."""
         self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
@@ -77,10 +84,27 @@ class RemoteEngine:
         self._wire.send(Forget(traj, attempt))
 
     def _polled(self, poll: EnginePoll) -> None:
+        if self._early or self._overtakes(poll):
+            self._early.append(poll)
+        else:
+            self._take(poll)
+
+    def _overtakes(self, poll: EnginePoll) -> bool:
+        applying = self._applying
+        return applying is not None and any(
+            answer.tokens.spans and answer.tokens.spans[-1].version >= applying for _, answer in poll.answers
+        )
+
+    def _take_early(self) -> None:
+        while self._early and not self._overtakes(self._early[0]):
+            self._take(self._early.pop(0))
+
+    def _take(self, poll: EnginePoll) -> None:
         self._last, self._book, self.work = poll, None, poll.work
         self._exchange.answer(poll.answers)
 
     def _failed(self, why: Failure) -> None:
+        self._early.clear()
         self._fail_waiting(why)
         self._on_lost(self.info.id, why)
 
@@ -110,7 +134,14 @@ class RemoteEngine:
         self, version: Version, *, kept: Literal["rebuild", "abort"], pinned_deadline_s: float
     ) -> Applied | Failure:
         pinned_s = max(0.0, pinned_deadline_s - asyncio.get_running_loop().time())
-        outcome: Applied | Failure = await call("engine", self._actor.apply.remote(version, kept, pinned_s))
+        self._applying, outcome = version, None
+        try:
+            outcome = await call("engine", self._actor.apply.remote(version, kept, pinned_s))
+        finally:
+            self._applying = None
+            if not (isinstance(outcome, Failure) and outcome.kind == "lost"):
+                # the caller goes on first, and notes that the version is served
+                asyncio.get_running_loop().call_soon(self._take_early)
         return outcome
 
     async def limit(self, limits: Limits) -> None:
