@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 from rollart.core.errors import ConfigError
-from rollart.optrace.measured_ops import Table, Work, work_of
+from rollart.optrace.measured_ops import Table, work_of
 from rollart.optrace.ops import Op, Part, Pass, Priced, Provenance
 from rollart.optrace.parallel_groups import crosses
 from rollart.perf.collective_table import Estimate, collective_estimate
 from rollart.perf.collectives import Request
-from rollart.perf.device_profile import CollectiveTime, DeviceProfile
+from rollart.perf.device_profile import CollectiveTime, DeviceProfile, Work
 from rollart.perf.devices import Device
 from rollart.perf.links import Fabric
 from rollart.perf.operators import (

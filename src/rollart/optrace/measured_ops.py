@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from rollart.optrace.ops import Op, Trace
-from rollart.perf.device_profile import DeviceProfile, OpTime, Signature, base_name, signature, suspects
+from rollart.perf.device_profile import DeviceProfile, OpTime, Signature, Work, base_name, suspects
 
 REACH = 2.0
 """So many times beyond the measured shapes an estimate is still made of them."""
@@ -24,25 +23,6 @@ LEAST_ROWS = 3
 """With fewer rows of a kind its error cannot be told from the rows themselves."""
 ONE_DIMENSION = ("pass",)
 """Kinds of which only the amount of work matters, not how a shape divides it."""
-
-
-class Work(NamedTuple):
-    """What an operator does, wherever it stands."""
-
-    kind: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    flops: float
-    moved_bytes: float
-    layout: str = ""
-
-    @property
-    def signature(self) -> Signature:
-        return signature(
-            kind=self.kind, name=self.name, dtype=self.dtype, shape=self.shape, flops=self.flops,
-            moved_bytes=self.moved_bytes, layout=self.layout,
-        )  # fmt: skip
 
 
 def work_of(op: Op) -> Work:
@@ -75,10 +55,6 @@ def measurable(trace: Trace) -> list[Op]:
     return distinct(ops)
 
 
-def _work_of_row(row: OpTime) -> Work:
-    return Work(row.kind, row.name, row.dtype, row.shape, row.flops, row.moved_bytes, row.layout)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """The operators of a profile beside the law that carries them to other shapes."""
@@ -98,7 +74,7 @@ class Table:
         for row in self.profile.ops:
             if row.signature in doubted:
                 continue
-            work = _work_of_row(row)
+            work = row.work
             point = _coordinates(work), math.log(row.seconds / self.analytic_s(work))
             for name in {row.signature.name, ""}:
                 found.setdefault((row.kind, name, row.dtype), []).append(point)

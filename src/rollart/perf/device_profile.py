@@ -56,13 +56,23 @@ def base_name(name: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def signature(
-    *, kind: str, name: str, dtype: str, shape: Sequence[int], flops: float, moved_bytes: float, layout: str = ""
-) -> Signature:
-    """The signature of an operator. A product is known by its shape, whatever called it."""
-    amount = {"gemm": 0, "pass": round(moved_bytes)}.get(kind, round(flops))
-    called = base_name(name) if kind == "pass" else ""
-    return Signature(kind, called, dtype, tuple(shape), amount, layout)
+class Work(NamedTuple):
+    """What an operator does, wherever it stands."""
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    flops: float
+    moved_bytes: float
+    layout: str = ""
+
+    @property
+    def signature(self) -> Signature:
+        """A product is known by its shape, whatever called it."""
+        amount = {"gemm": 0, "pass": round(self.moved_bytes)}.get(self.kind, round(self.flops))
+        called = base_name(self.name) if self.kind == "pass" else ""
+        return Signature(self.kind, called, self.dtype, self.shape, amount, self.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +91,12 @@ class OpTime:
     layout: str = ""
 
     @property
+    def work(self) -> Work:
+        return Work(self.kind, self.name, self.dtype, self.shape, self.flops, self.moved_bytes, self.layout)
+
+    @property
     def signature(self) -> Signature:
-        return signature(
-            kind=self.kind, name=self.name, dtype=self.dtype, shape=self.shape, flops=self.flops,
-            moved_bytes=self.moved_bytes, layout=self.layout,
-        )  # fmt: skip
+        return self.work.signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
