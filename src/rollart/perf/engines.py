@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, replace
 
 MANY = 1 << 20
+EARLY_CHUNK = 512
+"""Tokens of a step in vLLM 0.5 and 0.6 with chunked prefill (documentation, "Performance and Tuning")."""
 ENGINES = ("vLLM", "SGLang", "TensorRT-LLM")
 """Families that facts are known of."""
 
@@ -95,7 +97,8 @@ def engine_facts(name: str, version: str = "") -> EngineFacts:
     if steps:
         facts = replace(facts, steps_per_schedule=int(steps[1]))
     if "chunked prefill" in text:
-        facts = replace(facts, mixed=True)
+        early = "vllm" in lower and not facts.mixed
+        facts = replace(facts, mixed=True, max_step_tokens=EARLY_CHUNK if early else facts.max_step_tokens)
     return facts
 
 

@@ -8,7 +8,6 @@ Why: published measurements of engines are of whole workloads, so a step model c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,12 +15,17 @@ from rollart.core.errors import ConfigError
 from rollart.perf.engines import EngineFacts
 from rollart.perf.inference import EngineCost
 from rollart.perf.lengths import Lengths, varied
+from rollart.perf.stretches import Round, Stretch, life_s, poisson_quantile, quantile_of, weighted_median
 
 DRAIN_PIECES = 12
 """Pieces in which the end of a burst is integrated."""
-PLACES = 24
-"""Grid on which a time of waiting and a length are combined."""
+PLACES = tuple((place + 0.5) / 24 for place in range(24))
+"""Quantiles at which a place in the queue and a length are combined."""
+RAMP_PIECES = 6
+"""Pieces in which a batch grows that fills as requests come."""
 BISECTIONS = 30
+FULL_LIVES = 7.0
+"""A batch that only just fills does so after this many lives of an answer at the latest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +41,22 @@ class Workload:
     """Most requests that the client keeps open."""
     beams: int = 1
     """Sequences that decode for one request from one prompt."""
+    shortest: float = 0.0
+    """Varied answers that are shorter were left out."""
 
     def __post_init__(self) -> None:
         for label in ("prompt", "answer", "requests", "rate_per_s", "concurrency"):
             value = getattr(self, label)
             if not value > 0 or (label in ("prompt", "answer") and not math.isfinite(value)):
                 raise ConfigError(f"workload: {label} is {value}; give a number above 0")
+        if not 0.0 <= self.shortest < self.answer:
+            raise ConfigError(
+                f"workload: shortest is {self.shortest}; give a number from 0 to below the mean answer of {self.answer}"
+            )
 
     @property
     def law(self) -> Lengths:
-        return varied(self.answer, self.prompt) if self.lengths == "varied" else Lengths(self.answer)
+        return varied(self.answer, self.prompt, self.shortest) if self.lengths == "varied" else Lengths(self.answer)
 
     @property
     def sequences(self) -> float:
@@ -56,13 +66,6 @@ class Workload:
     def read_per_sequence(self) -> float:
         """Prompt tokens that are read, and kept, for each sequence."""
         return self.prompt / self.beams
-
-
-class Gap(NamedTuple):
-    """So many tokens came at such a distance from the one before."""
-
-    tokens: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +124,6 @@ class Server:
         return workload.prompt + workload.law.age
 
 
-class Round(NamedTuple):
-    """The steps in which each running sequence gets one token on average, prompts of newcomers included."""
-
-    seconds: float
-    plain_s: float
-    loaded_s: float
-    loaded_share: float
-    """Of the steps, those with a prompt's part in them."""
-
-
 class Ramp(NamedTuple):
     """Until the engine is full: so many seconds, so many sequences admitted, some of which have ended."""
 
@@ -149,28 +142,58 @@ class Served:
     batch: float
     """Sequences that decode together while the engine is full or the rate is met."""
     steady: Round
-    gaps: tuple[Gap, ...]
-    """Tokens by their distance from the one before."""
+    run: tuple[Stretch, ...]
+    """From the first request on."""
     saturated: bool
+    filled: Ramp
+    """Nothing where the requests have no end or the engine keeps up."""
 
     @property
     def tpot_s(self) -> float:
-        """Mean time per token after the first."""
-        return sum(gap.tokens * gap.seconds for gap in self.gaps) / sum(gap.tokens for gap in self.gaps)
+        """Time per token after the first as serving benchmarks define it: of each request, then the mean over requests."""
+        found = self._paces()
+        return sum(found) / len(found)
 
-    @property
-    def median_tpot_s(self) -> float:
-        return self.tpot_quantile_s(0.5)
+    def tpot_quantile_s(self, quantile: float) -> float:
+        """Time per token that so many of the requests stay below."""
+        return quantile_of(self._paces(), quantile)
+
+    def _paces(self) -> list[float]:
+        """Seconds per token of requests in order, evenly over places in the queue and lengths."""
+        if len(self.run) == 1:
+            return [self.steady.seconds]
+        lengths = [self.workload.law.quantile(place) for place in PLACES]
+        starts = [self._start_s(place) for place in PLACES]
+        return sorted(life_s(self.run, start, length) / length for start in starts for length in lengths)
 
     @property
     def mean_itl_s(self) -> float:
         """Mean distance of two deliveries; an engine that visits its scheduler rarely delivers several tokens at once."""
-        return self.tpot_s * self.server.facts.steps_per_schedule
+        running = [stretch for stretch in self.run if stretch.rounds]
+        seconds = sum(stretch.seconds * stretch.sequences for stretch in running)
+        return self.server.facts.steps_per_schedule * seconds / sum(stretch.tokens for stretch in running)
 
     @property
     def median_itl_s(self) -> float:
-        usual = self.steady.plain_s if self.steady.loaded_share < 0.5 else self.steady.loaded_s
-        return min(usual, self.median_tpot_s) * self.server.facts.steps_per_schedule
+        """The distance of two deliveries that half of them stay below: most often of steps that read no prompt."""
+        gaps: list[tuple[float, float]] = []
+        for stretch in self.run:
+            found = self._deliveries(stretch)
+            gaps += [(gap, stretch.tokens / len(found)) for gap in found]
+        return weighted_median(gaps)
+
+    def _deliveries(self, stretch: Stretch) -> list[float]:
+        """Distances of two deliveries, equally likely; how many prompts come between them is a matter of chance."""
+        server, w, now = self.server, self.workload, stretch.now
+        plain = server.facts.steps_per_schedule * now.plain_s
+        if not now.loaded_share:
+            return [plain]
+        if server.facts.mixed:
+            return [plain + (now.loaded_s - now.plain_s) * (place < now.loaded_share) for place in PLACES]
+        usual = stretch.sequences * server.facts.steps_per_schedule / (w.answer * w.beams)
+        prompts = [poisson_quantile(usual, place) for place in PLACES]
+        read = {count: server.step_s(0.0, 0.0, count * w.prompt, w.prompt) for count in set(prompts) - {0}}
+        return [plain + read.get(count, 0.0) for count in prompts]
 
     @property
     def first_wait_s(self) -> float:
@@ -182,35 +205,34 @@ class Served:
 
     def ttft_s(self, quantile: float | None = None) -> float:
         """Time to the first token of that quantile of the requests; without one the mean."""
-        places = [(place + 0.5) / PLACES for place in range(PLACES)]
-        return sum(map(self._start_s, places)) / PLACES if quantile is None else self._start_s(quantile)
-
-    def _start_s(self, share: float) -> float:
-        w = self.workload
-        if not self.saturated or not math.isfinite(w.requests):
-            return self.first_wait_s
-        place = share * w.sequences
-        arrival = share * w.requests / w.rate_per_s
-        first = ramp(self.server, w, self.batch, self.steady)
-        if place <= first.sequences:
-            start = max(arrival, self.server.read_s(w) * place)
-        else:
-            admitted_per_s = self.batch / (w.answer * self.steady.seconds)
-            start = first.seconds + (place - first.sequences) / admitted_per_s
-        return max(start - arrival, 0.0) + self.first_wait_s
+        waits = sorted(map(self._wait_s, PLACES))
+        return sum(waits) / len(waits) if quantile is None else quantile_of(waits, quantile)
 
     def e2e_s(self, quantile: float | None = None) -> float:
         """Time from arrival to the last token; lengths do not depend on the place in the queue."""
-        law = self.workload.law
-        if quantile is None:
-            return self.ttft_s() + self.tpot_s * law.mean
-        places = [(place + 0.5) / PLACES for place in range(PLACES)]
-        waits = [self._start_s(place) for place in places]
-        totals = sorted(wait + self.tpot_s * law.quantile(place) for wait in waits for place in places)
-        return totals[min(int(quantile * len(totals)), len(totals) - 1)]
+        lengths = [self.workload.law.quantile(place) for place in PLACES]
+        starts = [(self._start_s(place), self._wait_s(place)) for place in PLACES]
+        totals = sorted(wait + life_s(self.run, start, length) for start, wait in starts for length in lengths)
+        return sum(totals) / len(totals) if quantile is None else quantile_of(totals, quantile)
 
-    def tpot_quantile_s(self, quantile: float) -> float:
-        return _weighted_quantile(self.gaps, quantile)
+    def _wait_s(self, place: float) -> float:
+        return max(self._start_s(place) - self._arrival_s(place), 0.0) + self.first_wait_s
+
+    def _arrival_s(self, place: float) -> float:
+        w = self.workload
+        return place * w.requests / w.rate_per_s if math.isfinite(w.requests) else 0.0
+
+    def _start_s(self, place: float) -> float:
+        """Seconds into the run at which the request at that place of the queue, 0 to 1, is admitted."""
+        w, arrival = self.workload, self._arrival_s(place)
+        if not self.saturated or not math.isfinite(w.requests):
+            return arrival
+        ahead = place * w.sequences
+        if ahead <= self.filled.sequences:
+            together = max(self.server.step_tokens / w.read_per_sequence, 1.0)  # prompts of one step answer at its end
+            read = min(math.ceil(ahead / together) * together, self.filled.sequences)
+            return max(arrival, self.server.read_s(w) * read)
+        return self.filled.seconds + (ahead - self.filled.sequences) * w.answer * self.steady.seconds / self.batch
 
 
 def steady_round(server: Server, workload: Workload, batch: float) -> Round:
@@ -219,10 +241,10 @@ def steady_round(server: Server, workload: Workload, batch: float) -> Round:
     plain = server.step_s(batch, context)
     owed = batch * workload.read_per_sequence / workload.answer
     if not server.facts.mixed:
-        chunk = max(min(owed * server.facts.steps_per_schedule, server.step_tokens), workload.prompt)
+        visit = owed * server.facts.steps_per_schedule
+        chunk = max(min(visit, server.step_tokens), workload.prompt)
         alone = server.step_s(0.0, 0.0, chunk, workload.prompt)
-        share = owed / chunk
-        return Round(plain + share * alone, plain, plain + alone, min(share, 1.0))
+        return Round(plain + owed / chunk * alone, plain, plain + alone, min(visit / chunk, 1.0))
     room = max(server.step_tokens - batch, 1.0)
     chunk = room if workload.lengths == "fixed" else min(max(owed, min(workload.prompt, room)), room)
     loaded = server.step_s(batch, context, chunk, workload.prompt)
@@ -232,15 +254,17 @@ def steady_round(server: Server, workload: Workload, batch: float) -> Round:
 
 def ramp(server: Server, workload: Workload, batch: float, now: Round) -> Ramp:
     """How the first full batch comes together: as fast as prompts are read, or as requests come."""
-    if not math.isfinite(workload.rate_per_s):
-        return Ramp(server.read_s(workload) * batch, batch)
-    arrivals = workload.rate_per_s * workload.beams
-    life = workload.answer * now.seconds
-    filled_s = -life * math.log(max(1.0 - batch / (arrivals * life), 1e-3))
     read_s = server.read_s(workload) * batch
-    if filled_s <= read_s:
+    if not math.isfinite(workload.rate_per_s):
         return Ramp(read_s, batch)
-    return Ramp(filled_s, min(arrivals * filled_s, workload.sequences))
+    arrivals = workload.rate_per_s * workload.beams
+    life, law = workload.answer * now.seconds, workload.law
+    low, high = 0.0, FULL_LIVES * life
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2.0
+        full = arrivals * life * (1.0 - law.left(middle / now.seconds, 1.0)) >= batch
+        low, high = (low, middle) if full else (middle, high)
+    return Ramp(read_s, batch) if high <= read_s else Ramp(high, min(arrivals * high, workload.sequences))
 
 
 def serve(server: Server, workload: Workload) -> Served:
@@ -250,16 +274,25 @@ def serve(server: Server, workload: Workload) -> Served:
     capacity = batch / (workload.answer * workload.beams * now.seconds)
     if workload.rate_per_s < capacity:
         return _keeps_up(server, workload, batch)
-    if not math.isfinite(workload.requests):
-        return _served(server, workload, batch, now, batch / workload.beams / now.seconds, [Gap(1.0, now.seconds)])
-    if workload.lengths == "fixed":
-        seconds = _waves_s(server, workload, batch, now)
-        gaps = [Gap(1.0, now.seconds)]
-    else:
-        seconds, gaps = _burst(server, workload, batch, now)
-    seconds = max(seconds, workload.requests / workload.rate_per_s)
-    rate = workload.requests * workload.answer / seconds
-    return _served(server, workload, batch, now, rate, gaps)
+    first = Ramp(0.0, 0.0)
+    run = [_steadily(workload, batch, now)]
+    rate = batch / workload.beams / now.seconds
+    if math.isfinite(workload.requests):
+        first = ramp(server, workload, batch, now)
+        if workload.lengths == "fixed":
+            seconds = _waves_s(server, workload, batch, now)
+        else:
+            run = _burst(server, workload, batch, now, first)
+            seconds = sum(stretch.seconds for stretch in run)
+        rate = workload.requests * workload.answer / max(seconds, workload.requests / workload.rate_per_s)
+    return Served(
+        server=server, workload=workload, tokens_per_s=rate, batch=batch, steady=now, run=tuple(run), saturated=True,
+        filled=first,
+    )  # fmt: skip
+
+
+def _steadily(workload: Workload, batch: float, now: Round) -> Stretch:
+    return Stretch(workload.answer, workload.answer * now.seconds, batch, now)
 
 
 def _keeps_up(server: Server, workload: Workload, most: float) -> Served:
@@ -276,24 +309,10 @@ def _keeps_up(server: Server, workload: Workload, most: float) -> Served:
     rate = workload.rate_per_s * workload.answer
     if math.isfinite(workload.requests):
         rate = workload.requests * workload.answer / seconds
-    return _served(server, workload, batch, now, rate, [Gap(1.0, now.seconds)], saturated=False)
-
-
-def _served(
-    server: Server, workload: Workload, batch: float, now: Round, rate: float, gaps: list[Gap], *, saturated: bool = True,
-) -> Served:  # fmt: skip
     return Served(
-        server=server, workload=workload, tokens_per_s=rate, batch=batch, steady=now, gaps=tuple(gaps), saturated=saturated,
+        server=server, workload=workload, tokens_per_s=rate, batch=batch, steady=now,
+        run=(_steadily(workload, batch, now),), saturated=False, filled=Ramp(0.0, 0.0),
     )  # fmt: skip
-
-
-def _weighted_quantile(gaps: Sequence[Gap], share: float) -> float:
-    wanted, seen = share * sum(gap.tokens for gap in gaps), 0.0
-    for gap in sorted(gaps, key=lambda gap: gap.seconds):
-        seen += gap.tokens
-        if seen >= wanted:
-            return gap.seconds
-    return max(gap.seconds for gap in gaps)
 
 
 def _waves_s(server: Server, workload: Workload, batch: float, now: Round) -> float:
@@ -310,20 +329,32 @@ def _waves_s(server: Server, workload: Workload, batch: float, now: Round) -> fl
     return (1.0 - spread) * waves + spread * stream
 
 
-def _burst(server: Server, workload: Workload, batch: float, now: Round) -> tuple[float, list[Gap]]:
-    """Makespan of varied requests: read the first batch, keep it full, then let it run empty."""
+def _burst(server: Server, workload: Workload, batch: float, now: Round, first: Ramp) -> list[Stretch]:
+    """Varied requests: read the first batch, keep it full, then let it run empty."""
     law = workload.law
-    first = ramp(server, workload, batch, now)
-    steady_tokens = (workload.sequences - first.sequences) * workload.answer
-    ramp_tokens = (first.sequences - batch) * workload.answer
-    seconds = first.seconds + steady_tokens / batch * now.seconds
-    gaps = [Gap(steady_tokens + ramp_tokens, now.seconds)]
+    run = _filling(server, workload, batch, now, first)
+    rounds = (workload.sequences - first.sequences) * workload.answer / batch
+    run.append(Stretch(rounds, rounds * now.seconds, batch, now))
     renewed = min((workload.sequences - batch) / batch, 1.0)
     piece = law.last(batch, renewed) / DRAIN_PIECES
     for index in range(DRAIN_PIECES):
         left = max(batch * law.left((index + 0.5) * piece, renewed), 1.0)
         age = renewed * law.age + (1.0 - renewed) * (index + 0.5) * piece
         step = server.step_s(left, workload.prompt + max(age, (index + 0.5) * piece))
-        seconds += piece * step
-        gaps.append(Gap(piece * left, step))
-    return seconds, gaps
+        run.append(Stretch(piece, piece * step, left, Round(step, step, step, 0.0)))
+    return run
+
+
+def _filling(server: Server, workload: Workload, batch: float, now: Round, first: Ramp) -> list[Stretch]:
+    """Until the engine is full: of a burst only prompts are read; at a rate the batch grows."""
+    if not math.isfinite(workload.rate_per_s):
+        return [Stretch(0.0, first.seconds, 0.0, now)]
+    arrivals, life = workload.rate_per_s * workload.beams, workload.answer * now.seconds
+    found = []
+    for index in range(RAMP_PIECES):
+        seconds = first.seconds / RAMP_PIECES
+        grown = arrivals * life * (1.0 - workload.law.left((index + 0.5) * seconds / now.seconds, 1.0))
+        running = min(max(grown, 1.0), batch)
+        step = steady_round(server, workload, running)
+        found.append(Stretch(seconds / step.seconds, seconds, running, step))
+    return found

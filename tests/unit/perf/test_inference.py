@@ -179,7 +179,9 @@ def test_an_engine_is_known_by_name_and_version(name: str, version: str, facts: 
 
 def test_notes_of_a_version_change_the_scheduler() -> None:
     assert engine_facts("vLLM", "0.6.0 (num-scheduler-steps 10)").steps_per_schedule == 10
-    assert engine_facts("vLLM", "0.5.4 chunked prefill").mixed
+    chunked = engine_facts("vLLM", "0.5.4 chunked prefill")
+    assert (chunked.mixed, chunked.max_step_tokens) == (True, 512)
+    assert engine_facts("SGLang", "0.3 chunked prefill").max_step_tokens == SGLANG_EARLY.max_step_tokens
     assert engine_family("TensorRT-LLM / TensorRT 10.2") == engine_family("TensorRT-LLM (PyTorch backend)")
 
 
@@ -202,17 +204,22 @@ def test_the_packaged_calibration_is_physical() -> None:
 # --- lengths ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mean", "prompt"), [(195.0, 220.0), (650.0, 860.0), (1500.0, 1000.0)])
-def test_varied_lengths_keep_their_mean(mean: float, prompt: float) -> None:
-    law, steps = varied(mean, prompt), 20000
+@pytest.mark.parametrize(
+    ("mean", "prompt", "shortest"),
+    [(195.0, 220.0, 0.0), (650.0, 860.0, 0.0), (1500.0, 1000.0, 0.0), (650.0, 860.0, 455.0), (195.0, 220.0, 190.0)],
+)
+def test_varied_lengths_keep_their_mean(mean: float, prompt: float, shortest: float) -> None:
+    law, steps = varied(mean, prompt, shortest), 20000
     lengths = [law.quantile((i + 0.5) / steps) for i in range(steps)]
     assert sum(lengths) / steps == pytest.approx(mean, rel=2e-3)
-    assert max(lengths) <= law.longest == law.quantile(1.0)
+    assert shortest <= min(lengths) <= max(lengths) <= law.longest == law.quantile(1.0)
     age = sum(length**2 for length in lengths) / steps / (2 * mean)
     assert law.age == pytest.approx(age, rel=5e-3)
     assert law.left(0.0, 0.0) == 1.0
     assert law.left(0.0, 1.0) == pytest.approx(1.0)
     assert law.left(law.longest, 1.0) == 0.0
+    one = math.exp(-0.5772) / 64
+    assert law.left(law.last(64, 1.0), 1.0) == pytest.approx(one)
     assert sum(law.left(t + 0.5, 0.0) for t in range(int(law.longest) + 1)) == pytest.approx(mean, rel=5e-3)
 
 
@@ -268,11 +275,25 @@ def test_ten_tokens_per_visit_of_the_scheduler_arrive_together() -> None:
     work = Workload(prompt=220, answer=195, lengths="varied", rate_per_s=2.0)
     served = serve(server("vLLM", "0.6.0 sched steps 10"), work)
     assert served.median_itl_s == pytest.approx(10 * served.steady.plain_s, rel=0.1)
+    often = serve(server("vLLM", "0.6.0 sched steps 10"), replace(work, rate_per_s=20.0))
+    assert often.median_itl_s > 11 * often.steady.plain_s  # most visits read a prompt too
+    alone = serve(server("vLLM", "0.6.0"), replace(work, rate_per_s=20.0))
+    assert alone.median_itl_s == alone.steady.plain_s  # most steps do not
 
 
 def test_a_sequence_that_no_cache_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a sequence of \d+ tokens .* does not fit"):
         serve(server(chip=device("A10")), Workload(prompt=100_000, answer=1000))
+
+
+def test_answers_without_the_short_ones_end_closer_together() -> None:
+    plain = Workload(prompt=860, answer=650, lengths="varied", requests=300, rate_per_s=10, concurrency=64)
+    kept = replace(plain, shortest=455.0)
+    wide, narrow = serve(server(), plain), serve(server(), kept)
+    assert narrow.tokens_per_s > wide.tokens_per_s
+    assert narrow.e2e_s(0.99) - narrow.ttft_s(0.99) < wide.e2e_s(0.99) - wide.ttft_s(0.99)
+    with pytest.raises(ConfigError, match="shortest is 650"):
+        replace(plain, shortest=650.0)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])

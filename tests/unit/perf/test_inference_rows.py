@@ -68,11 +68,42 @@ def test_lengths_rates_and_limits_are_read_as_written() -> None:
     )
     assert (chat.workload.prompt, chat.workload.answer, chat.workload.lengths) == (220.0, 194.3, "varied")
     assert (chat.workload.rate_per_s, chat.workload.requests) == (75.0, 1200.0)
+    long = case(workload="ShareGPT replay", isl="857.5 mean", osl="652.5 mean").workload
+    assert (long.answer, long.shortest) == (652.5, 457.5)  # ShareGPT's own mean is 195
+    assert chat.workload.shortest == 0.0
     assert case(concurrency_or_max_num_seqs="max-num-seqs 256, max-seq-len 2048").max_sequences == 256
     assert case(isl="8K").workload.prompt == 8192
     assert case(concurrency_or_max_num_seqs="concurrency 64").workload.concurrency == 64
     assert case(concurrency_or_max_num_seqs="64 concurrent").workload.concurrency == 64
     assert case(scenario="online, max_num_batched_tokens 2048").max_step_tokens == 2048
+
+
+def test_replicas_share_what_comes() -> None:
+    found = case(
+        num_gpus="8", tp="2", num_requests="1000", request_rate="20", concurrency_or_max_num_seqs="concurrency 64"
+    )
+    assert (found.replicas, found.workload.requests, found.workload.rate_per_s) == (4.0, 250.0, 5.0)
+    assert found.workload.concurrency == 16.0
+
+
+def test_the_rate_of_a_search_for_the_highest_rate_is_no_input() -> None:
+    server = {"suite": "MLPerf Inference v4.1", "scenario": "Server", "request_rate": "Poisson target 75.0/s"}
+    assert case(**server).workload.rate_per_s == math.inf
+    assert case(**{**server, "suite": "by hand"}).workload.rate_per_s == 75.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "statistic"),
+    [
+        ("inter-token latency", "median"),
+        ("ITL", "median"),
+        ("mean ITL", "mean"),
+        ("TPOT", "mean"),
+        ("median TPOT", "median"),
+    ],
+)
+def test_a_statistic_that_is_not_named_has_one_rule(metric: str, statistic: str) -> None:
+    assert case(metric=metric, unit="ms").statistic == statistic
 
 
 @pytest.mark.parametrize(
