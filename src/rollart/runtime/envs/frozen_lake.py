@@ -17,6 +17,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from rollart.config.schema import FrozenLakeEnv
@@ -30,6 +31,9 @@ STEPS = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
 """Change of (row, column) on ice that does not slip."""
 MAX_CONSTANT_ANSWERS = 64
 """Blind move sequences that a baseline tries: all 20 straight ways over a 4x4 map, a sample on larger ones."""
+
+MAPS_KEPT = 1024
+"""Drawn maps that are remembered: a few kilobytes for each hundred."""
 
 
 class FrozenLake(TextTask):
@@ -46,12 +50,10 @@ class FrozenLake(TextTask):
 
     def rows(self, seed: int) -> tuple[str, ...]:
         """The map that `seed` decides, as gymnasium writes it."""
-        from gymnasium.envs.toy_text.frozen_lake import MAPS, generate_random_map
+        from gymnasium.envs.toy_text.frozen_lake import MAPS
 
         side = self._config.side
-        if self._config.map == "default":
-            return tuple(MAPS[f"{side}x{side}"])
-        return tuple(generate_random_map(size=side, seed=seed))
+        return tuple(MAPS[f"{side}x{side}"]) if self._config.map == "default" else _random_rows(side, seed)
 
     def seed_chance(self, seed: int) -> None:
         self._chance = seed
@@ -105,6 +107,14 @@ class FrozenLake(TextTask):
         row, column = divmod(int(state), self._config.side)
         at = row * (self._config.side + 1) + column
         return self._flat[:at] + "P" + self._flat[at + 1 :]
+
+
+@lru_cache(maxsize=MAPS_KEPT)
+def _random_rows(side: int, seed: int) -> tuple[str, ...]:
+    """What gymnasium draws: it costs as much as three moves, and the members of a group walk on one map."""
+    from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+
+    return tuple(generate_random_map(size=side, seed=seed))
 
 
 def solutions(rows: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,8 @@ thread takes its place, and what it returns later goes nowhere. `freed` is calle
 Abandoned threads count against `max_threads`: where all hang, jobs time out waiting, until a thread comes back.
 
 A thread per call would cost more than the call itself for an environment that answers in microseconds. So one thread
-serves a queue; more are started while calls wait behind slow ones, and retired when calls are fast again.
+serves a queue; more are started while calls wait behind slow ones, and retired when calls have long been fast. Never are there
+more than calls: on a busy machine threads that were started get their turn later than the watch looks again.
 
 What this cannot see: native code that keeps the interpreter's lock stops the whole process, and so the watch; the
 caller's own deadline finds that. An abandoned thread that computes for ever takes its share of the process.
@@ -29,6 +30,9 @@ TICK_S = 0.02
 """How often waiting calls are looked at: long beside a microsecond step, short beside a tool call."""
 SLOW_CALL_S = 0.002
 """Mean time in a call from which on threads pay: below it, handing the interpreter's lock around costs more than it gains."""
+KEEP_S = 1.0
+"""Threads outlive slow calls by this: resets come in waves, and between two of them steps that wait for something. To start a
+thread costs as much as a call or two; one that waits costs nothing."""
 COMPUTING_SHARE = 0.75
 """Share of a core from which on the process counts as busy: more threads would only queue for the interpreter's lock."""
 MAX_DETAIL_CHARS = 500
@@ -80,6 +84,8 @@ class DeadlineWorkers:
         self._queued = self._threads = self._abandoned = self._timeouts = self._late = 0
         self._finished = 0
         self._spent_s = 0.0
+        self._slow_s = float("-inf")
+        """When calls were last slow."""
         self._earliest_s = float("inf")
         self._wake_s = 0.0
         self._closed = False
@@ -225,18 +231,22 @@ class DeadlineWorkers:
         """Start or retire threads, from what was done since the last look. Returns whether jobs wait now.
 
         Where jobs have waited for a whole tick behind slow ones, twice as many threads serve them; only one more if the
-        process computes all the time, since they may well wait for the interpreter's lock. Where jobs are fast, half.
+        process computes all the time, since they may well wait for the interpreter's lock. Where jobs have been fast for
+        `KEEP_S`, half.
         """
         with self._lock:
             slow = self._finished == 0 or self._spent_s > SLOW_CALL_S * self._finished
             waiting = self._queued > 0
-            retired = 0
+            retired, now = 0, self._clock()
             if self._closed:
                 return False
+            if slow:
+                self._slow_s = now
             if slow and waited and waiting:
                 wanted = self._threads if idle else 1
-                self._grow(min(wanted, self._queued, self._max_threads - self._threads - self._abandoned))
-            elif not slow:
+                room = self._max_threads - self._threads - self._abandoned
+                self._grow(min(wanted, len(self._live) - self._threads, room))
+            elif now - self._slow_s >= KEEP_S:
                 retired = self._threads // 2
                 self._threads -= retired
             self._finished, self._spent_s = 0, 0.0

@@ -51,7 +51,7 @@ def test_threads_started_for_slow_calls_are_retired_when_calls_are_fast(workers:
     workers.submit([job(barrier.wait, answers) for _ in range(12)])
     for _ in range(12):
         answers.get(timeout=WAIT_S)
-    assert workers.facts().threads >= 12
+    assert workers.facts().threads == 12, "never more than there are calls"
     for _ in range(1000):
         workers.submit([job(lambda: None, answers) for _ in range(20)])
         assert [answers.get(timeout=WAIT_S) for _ in range(20)] == [None] * 20
@@ -59,6 +59,23 @@ def test_threads_started_for_slow_calls_are_retired_when_calls_are_fast(workers:
         if workers.facts().threads == 1:
             break
     assert workers.facts().threads == 1
+
+
+def test_threads_outlast_a_wave_of_fast_calls_between_slow_ones(workers: DeadlineWorkers) -> None:
+    """A wave is longer than two looks of the watch; threads that were retired in it would be started again after it."""
+    answers: SimpleQueue[object] = SimpleQueue()
+    threads = []
+    for _ in range(4):
+        barrier = threading.Barrier(8)
+        workers.submit([job(barrier.wait, answers) for _ in range(8)])
+        for _ in range(8):
+            answers.get(timeout=WAIT_S)
+        for _ in range(60):
+            workers.submit([job(lambda: time.sleep(0.0005), answers) for _ in range(10)])
+            for _ in range(10):
+                answers.get(timeout=WAIT_S)
+        threads.append(workers.facts().threads)
+    assert threads == sorted(threads) and threads[0] >= 8
 
 
 def test_a_call_that_overruns_is_answered_once_and_its_thread_is_replaced(workers: DeadlineWorkers) -> None:
