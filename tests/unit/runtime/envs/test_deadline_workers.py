@@ -75,7 +75,8 @@ def test_threads_outlast_a_wave_of_fast_calls_between_slow_ones(workers: Deadlin
             for _ in range(10):
                 answers.get(timeout=WAIT_S)
         threads.append(workers.facts().threads)
-    assert threads == sorted(threads) and threads[0] >= 8
+    assert threads == sorted(threads)
+    assert threads[0] >= 8
 
 
 def test_a_call_that_overruns_is_answered_once_and_its_thread_is_replaced(workers: DeadlineWorkers) -> None:
