@@ -53,7 +53,9 @@ LEAST_S = 4.0
 TOKENS_APART = 0.05
 """Largest difference of the sides' sampled tokens per trajectory, as a share of TRL's; beyond it the work was not the same."""
 LEARNING_LR = 1e-3
-LEARNING_TASK = "multi"
+LEARNING_TASKS = ("single", "multi")
+"""In the first reward grows all the while; in the second, of some seconds, both sides come to the plateau of policies that do
+not look at the map."""
 LEAST_REWARD = 0.05
 """Below it nothing was learned, and a ratio of two such rewards says nothing."""
 
@@ -69,28 +71,30 @@ def seconds_for(options: argparse.Namespace) -> tuple[float, float]:
     )  # fmt: skip
     measured = cases * (runs + options.pairs)
     seconds = max(LEAST_S, (options.minutes * 60 - fixed_s) / measured) if measured else LEAST_S
-    learning_s = options.learning * (2 * options.learning_s + OURS_AROUND_S + PEER_START_S)
+    learning_s = (
+        options.learning * len(options.learning_tasks) * (2 * options.learning_s + OURS_AROUND_S + PEER_START_S)
+    )
     return seconds, fixed_s + seconds * measured + learning_s
 
 
-def learn(options: argparse.Namespace, setting: Setting, say: Say) -> dict[str, Any]:
+def learn(task: str, options: argparse.Namespace, setting: Setting, say: Say) -> dict[str, Any]:
     """Reward in the last part of equal wall time, a pair a seed. The clock runs from the first served weights, or from the
     beginning of TRL's training: starting processes does not count."""
     setting, wall_s = replace(setting, lr=LEARNING_LR, warm_up=1), options.learning_s
     ours, theirs = list[float](), list[float]()
     with peer(options.peer, setting) as other:
-        best, _ = swept_peer(other, LEARNING_TASK, options.peer_threads)
+        best, _ = swept_peer(other, task, options.peer_threads)
         for seed in range(options.learning):
-            found = other.measure(LEARNING_TASK, [best], seed=seed, seconds=wall_s)
+            found = other.measure(task, [best], seed=seed, seconds=wall_s)
             theirs.append(last_reward(found[0].rewards, wall_s))
-            run_of = run(LEARNING_TASK, ONE_CORE_EACH, setting, staleness=1, seed=seed, seconds=wall_s)
+            run_of = run(task, ONE_CORE_EACH, setting, staleness=1, seed=seed, seconds=wall_s)
             ours.append(last_reward(run_of.rewards, wall_s))
-            say(f"learning, seed {seed}: reward {ours[-1]:.3f} to {theirs[-1]:.3f} after {wall_s:g} s")
-    return learned(ours, theirs, best, wall_s=wall_s, lr=LEARNING_LR)
+            say(f"learning {task}, seed {seed}: reward {ours[-1]:.3f} to {theirs[-1]:.3f} after {wall_s:g} s")
+    return learned(task, ours, theirs, best, wall_s=wall_s, lr=LEARNING_LR)
 
 
 def learned(
-    ours: Sequence[float], theirs: Sequence[float], peer_setting: Mapping[str, Any], **more: object
+    task: str, ours: Sequence[float], theirs: Sequence[float], peer_setting: Mapping[str, Any], **more: object
 ) -> dict[str, Any]:
     """The case of two rewards a seed: met when the median difference is not against us."""
     apart = statistics.median(one - other for one, other in zip(ours, theirs, strict=True))
@@ -98,7 +102,7 @@ def learned(
         one / other for one, other in zip(ours, theirs, strict=True) if other > LEAST_REWARD and one > LEAST_REWARD
     ]
     return {
-        "case": f"learning_{LEARNING_TASK}", "difference_median": round(apart, 4), "pairs": len(ours), "target": 0.0,
+        "case": f"learning_{task}", "difference_median": round(apart, 4), "pairs": len(ours), "target": 0.0,
         "met": apart >= 0.0, **(spread(ratios) if len(ratios) == len(ours) else {}),
         "ours": {"reward": round(statistics.median(ours), 4), "rewards": list(ours)},
         "theirs": {"reward": round(statistics.median(theirs), 4), "rewards": list(theirs), **peer_setting}, **more,
@@ -129,7 +133,7 @@ def report_of(options: argparse.Namespace, setting: Setting, say: Say) -> dict[s
         )  # fmt: skip
         cases.append(judged(one))
     if options.learning:
-        cases.append(learn(options, setting, say))
+        cases += [learn(task, options, setting, say) for task in options.learning_tasks]
     return {
         "name": "vs_trl", "cases": cases, "differences": list(DIFFERENCES),
         "provenance": {
@@ -173,6 +177,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peer-threads", type=int, nargs="*", default=[1, 2], help="torch threads TRL is swept over")
     parser.add_argument(
         "--learning", type=int, default=0, metavar="SEEDS", help="compare rewards as well, with 5 seeds"
+    )
+    parser.add_argument(
+        "--learning-tasks", nargs="*", default=list(LEARNING_TASKS), choices=list(TASKS), metavar="CASE"
     )
     parser.add_argument(
         "--learning-s", type=float, default=60, help="wall time of one learning run (default: %(default)s)"
