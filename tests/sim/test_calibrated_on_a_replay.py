@@ -22,16 +22,19 @@ from rollart.observe.measurements import calibrate
 from rollart.observe.outlook import outlook
 from rollart.perf.measured import Calibrated
 from rollart.sim import loop
+from rollart.sim.laws import ClippedNormal, Law
 from rollart.sim.replay import ReplayCluster, build_replay
 
 STEPS = 40
 
 
-def recorded(folder: Path, config: RunConfig, laws: Calibrated, *, world: str = "local") -> list[Mapping[str, Any]]:
+def recorded(
+    folder: Path, config: RunConfig, laws: Calibrated, *, world: str = "local", waits: Mapping[str, Law] | None = None
+) -> list[Mapping[str, Any]]:
     """A run's folder as `rollart train` leaves it."""
     events: list[Mapping[str, Any]] = []
     kept: list[Trajectory] = []
-    made = build_replay(config, laws).world((events.append,), keep=kept.append)
+    made = build_replay(config, laws, latency_s=waits).world((events.append,), keep=kept.append)
     assert isinstance(made.cluster, ReplayCluster)
     loop.run(control.run(config, replace(made, beside=lambda record: beside(record, made.cluster))))  # type: ignore[arg-type]
     head = header(run="made", incarnation=0, clock="virtual", world=world, git="none")
@@ -90,6 +93,15 @@ def test_laws_come_back_and_predict_the_run_and_another_one(tmp_path: Path) -> N
                 loop.run(control.run(other, build_replay(other, which).world((into.append,))))
         # a record of one configuration cannot tell what a message costs at either end; another one weighs them otherwise
         assert step_s(predicted) == pytest.approx(step_s(true), rel=0.1 if other is config else 0.15)
+
+
+def test_the_cost_of_a_call_is_the_same_from_a_record_of_environments_that_wait(tmp_path: Path) -> None:
+    laws, config = some_laws(), a_run(schedule={"steps": STEPS, "batch": 32})
+    waits = {name: ClippedNormal(law="normal", mean=0.2, sigma=0.05) for name in config.tasks}
+    recorded(tmp_path, config, laws, waits=waits)
+    found = calibrate(tmp_path)
+    assert all(law.step_latency_s for law in found.tasks.values())
+    assert found.host.call_s == pytest.approx(laws.host.call_s, rel=0.25)
 
 
 def test_a_record_that_cannot_tell_is_refused_with_what_to_do(tmp_path: Path) -> None:

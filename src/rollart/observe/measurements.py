@@ -22,6 +22,7 @@ from rollart.core.errors import ConfigError
 from rollart.observe.jsonl import read_rows
 from rollart.observe.log import EventLog
 from rollart.perf.measured import (
+    WOKEN_CALLS,
     Calibrated,
     ControlLaw,
     EngineLaw,
@@ -117,6 +118,7 @@ def calibrate(run_dir: Path) -> Calibrated:
     _enough(run_dir, facts, windows)
     weights = _weights(facts)
     engine, trainer = _engine(facts, windows, weights), _trainer(facts, windows, weights)
+    tasks = _tasks(run_dir, facts, tuple(config.tasks))
     total_s = sum(window.seconds for window in windows)
     return Calibrated(
         origin=Origin(
@@ -125,8 +127,8 @@ def calibrate(run_dir: Path) -> Calibrated:
             cpu=str(facts.machine["cpu"]), cores=int(facts.machine["cores"]), steps=len(facts.steps),
             others=_round(sum(window.cpu_s.get("others", 0.0) for window in windows) / total_s),
         ),
-        engine=engine, trainer=trainer, weights=weights, host=_host(windows), control=_control(windows),
-        tasks=_tasks(run_dir, facts, tuple(config.tasks)),
+        engine=engine, trainer=trainer, weights=weights, host=_host(windows, _waiting(facts, tasks)),
+        control=_control(windows), tasks=tasks,
         ray=_round(sum(window.cpu_s.get("ray", 0.0) for window in windows) / total_s),
         step_s=_round(step_period_s(facts.steps)),
     )  # fmt: skip
@@ -257,18 +259,26 @@ def _engine(facts: _Facts, windows: Sequence[Window], weights: WeightsLaw) -> En
     )  # fmt: skip
 
 
-def _host(windows: Sequence[Window]) -> HostLaw:
+def _host(windows: Sequence[Window], waiting: float) -> HostLaw:
+    """`waiting`: share of the steps of environments that wait for something."""
     traffic = _rows(
         (window.submits["env"] for window in windows), (window.answers["env"] for window in windows),
-        (_calls(window.seen) for window in windows),
+        (_calls(window.seen, waiting) for window in windows),
     )  # fmt: skip
     target = np.array([window.cpu_s.get("env", 0.0) for window in windows])
     (batch_s, answer_s, call_s), fit = fitted(traffic, target, USUAL["env"])
     return HostLaw(batch_s=batch_s, answer_s=answer_s, call_s=call_s, fit=fit)
 
 
-def _calls(seen: Mapping[str, int]) -> float:
-    return OPEN_CALLS * seen.get("env_opened", 0) + seen.get("env_stepped", 0) + seen.get("traj_finished", 0)
+def _calls(seen: Mapping[str, int], waiting: float) -> float:
+    stepped = (1.0 + WOKEN_CALLS * waiting) * seen.get("env_stepped", 0)
+    return OPEN_CALLS * seen.get("env_opened", 0) + stepped + seen.get("traj_finished", 0)
+
+
+def _waiting(facts: _Facts, tasks: Mapping[str, TaskLaw]) -> float:
+    steps = {name: len(seconds) for name, seconds in facts.latency_s.items()}
+    waited = sum(steps.get(name, 0) for name, law in tasks.items() if law.step_latency_s)
+    return waited / max(1, sum(steps.values()))
 
 
 def _control(windows: Sequence[Window]) -> ControlLaw:

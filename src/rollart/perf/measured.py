@@ -19,6 +19,9 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from rollart.core.errors import ConfigError
 
 FORMAT = 2
+WOKEN_CALLS = 1.0
+"""A call that has waited for something costs its host so many calls more: its thread is woken, and finds the interpreter taken
+and the caches cold. Measured on environments that compute next to nothing; hosts that compute more are told a little too much."""
 T = TypeVar("T")
 
 
@@ -94,6 +97,11 @@ class HostLaw:
     call_s: float
     """One call of a session, latencies aside."""
     fit: Fit = Fit()
+
+    @property
+    def woken_s(self) -> float:
+        """More, of a call that has waited for something."""
+        return WOKEN_CALLS * self.call_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,7 +284,7 @@ class ReplayCluster:
         process = self.machine.worker(name)
         self._env.seats[name] = HostSeat(
             process, self._wire(process, law.batch_s, law.answer_s, 0.0, within_s=SWITCH_S),
-            Threads(self._config.envs.sessions_per_host), law.call_s,
+            Threads(self._config.envs.sessions_per_host), law.call_s, law.woken_s,
             turn_s=HALF * control.turn_s, open_s=HALF * control.trajectory_s,
         )  # fmt: skip
         self._env.inner.add(name)

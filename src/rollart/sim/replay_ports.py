@@ -181,6 +181,8 @@ class HostSeat:
     wire: SimWire
     threads: Threads
     call_s: float
+    woken_s: float
+    """More, of a call that has waited for something."""
     turn_s: float
     """Control, for a step's answer."""
     open_s: float
@@ -224,7 +226,11 @@ class ReplaySession:
 
         async def in_thread() -> T:
             await seat.process.work(seat.call_s)
-            return await call()
+            begun_s = asyncio.get_running_loop().time()
+            found = await call()
+            if asyncio.get_running_loop().time() > begun_s:
+                await seat.process.work(seat.woken_s)
+            return found
 
         came_s = await seat.wire.there()
         found = await seat.threads.run(in_thread)

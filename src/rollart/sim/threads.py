@@ -1,8 +1,8 @@
 """The threads of a simulated environment host, as many as `runtime.envs.workers` would have: more where calls wait, fewer
-where they are quick.
+where they have long been quick.
 
-Invariant: calls begin in the order in which they came, each in a thread of its own while it lasts. Why: after a burst of
-quick calls a host has few threads, and the first slow ones after it wait for more, which is a part of what latencies cost.
+Invariant: calls begin in the order in which they came, each in a thread of its own while it lasts. Why: a host begins with one
+thread, and the first slow calls wait for more, which is a part of what latencies cost.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 TICK_S = 0.02
-"""Between two looks at calls that wait; `runtime.envs.workers` has the same two numbers."""
+"""Between two looks at calls that wait; `runtime.envs.workers` has the same three numbers."""
 SLOW_CALL_S = 0.002
 """Mean time in a call from which on threads pay."""
+KEEP_S = 1.0
+"""Threads outlive slow calls by this."""
 
 
 class Threads:
@@ -29,6 +31,7 @@ class Threads:
         self._finished = 0
         self._spent_s = 0.0
         self._looked_s = 0.0
+        self._slow_s = float("-inf")
         self._waited = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -64,9 +67,11 @@ class Threads:
         loop = asyncio.get_running_loop()
         slow = self._finished == 0 or self._spent_s > SLOW_CALL_S * self._finished
         waiting = bool(self._queue)
+        if slow:
+            self._slow_s = loop.time()
         if slow and self._waited and waiting:
             self.threads += min(self.threads, len(self._queue), self._most - self.threads)
-        elif not slow:
+        elif loop.time() - self._slow_s >= KEEP_S:
             self.threads -= self.threads // 2
         self._finished, self._spent_s = 0, 0.0
         self._looked_s, self._waited = loop.time(), waiting

@@ -37,6 +37,27 @@ def test_quick_calls_stay_with_one_thread() -> None:
     assert abs(done[-1] - 0.1) < 1e-9
 
 
+def test_threads_outlive_a_wave_of_quick_calls_and_not_a_long_time_of_them() -> None:
+    host = Threads(64)
+
+    async def wave(n: int, seconds: float) -> None:
+        await asyncio.gather(*(host.run(lambda: asyncio.sleep(seconds)) for _ in range(n)))
+
+    async def main() -> tuple[int, int]:
+        await wave(32, 0.1)
+        slow = host.threads
+        for _ in range(10):
+            await wave(200, 0.001)
+        kept = host.threads
+        while host.threads > 1 and asyncio.get_running_loop().time() < 60.0:
+            await wave(80, 0.001)
+        return slow, kept
+
+    slow, kept = loop.run(main())
+    assert 8 < slow <= kept
+    assert host.threads == 1
+
+
 def test_there_are_never_more_threads_than_allowed() -> None:
     host = Threads(3)
     ends(host, 40, 0.1)
@@ -44,4 +65,5 @@ def test_there_are_never_more_threads_than_allowed() -> None:
 
 
 def test_it_goes_by_the_numbers_of_the_real_hosts() -> None:
-    assert (threads.TICK_S, threads.SLOW_CALL_S) == (workers.TICK_S, workers.SLOW_CALL_S)
+    ours, real = ((it.TICK_S, it.SLOW_CALL_S, it.KEEP_S) for it in (threads, workers))
+    assert ours == real
