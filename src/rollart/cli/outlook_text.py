@@ -8,13 +8,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rollart.cli.tables import amount, duration, table
+from rollart.observe.fault_tally import FaultFigures
 from rollart.observe.outlook import Outlook
 from rollart.observe.step_tally import TRAINER, TRAJECTORY
 
 NONE = "-"
 NEARLY_NONE = 5e-4
+FAULTS = {
+    "engine": ("engine", "engines"), "node": ("node", "nodes"), "env_host": ("env host", "env hosts"),
+    "trainer": ("trainer", "trainers"), "weights": ("transfer of weights", "transfers of weights"),
+    "rewards": ("outage of rewards", "outages of rewards"),
+}  # fmt: skip
+"""Kind of fault -> what was lost, in words, one and several."""
 
 
 def percent(share: float) -> str:
@@ -71,6 +79,7 @@ def _lines(found: Outlook) -> Iterable[tuple[str, str]]:
     )
     failed = ", ".join(f"{what} {amount(n)}" for what, n in found.failed.items())
     yield "failed attempts", f"{failed} for each trained trajectory" if failed else ""
+    yield from _faulted(found.faults)
     yield "recomputed", f"{percent(found.rebuilt)} of the prompt tokens computed"
     yield (
         "fallback",
@@ -78,6 +87,34 @@ def _lines(found: Outlook) -> Iterable[tuple[str, str]]:
     )
     yield "rewards", _rewards(found.rewards)
     yield "cost", _cost(found)
+
+
+def counted(n: int, one: str, several: str) -> str:
+    return f"{n} {one if n == 1 else several}"
+
+
+def _faulted(faults: FaultFigures | None) -> Iterable[tuple[str, str]]:
+    """What was lost in the whole run, and what that cost."""
+    if faults is None:
+        return
+    yield "lost, whole run", ", ".join(counted(n, *FAULTS[what]) for what, n in faults.happened.items()) or "nothing"
+    down = [
+        f"engines {percent(faults.engines_down)} of their time" if faults.engines_down_s else "",
+        f"env hosts {duration(faults.hosts_down_s)}" if faults.hosts_down_s else "",
+        f"trainer {duration(faults.trainer_down_s)}, {counted(faults.repeated_steps, 'step', 'steps')} repeated"
+        if faults.trainer_down_s
+        else "",
+        f"rewards {duration(faults.rewards_down_s)}" if faults.rewards_down_s else "",
+    ]
+    yield "  time without", "; ".join(part for part in down if part)
+    yield (
+        "  work",
+        ""
+        if not faults.happened
+        else f"{counted(faults.moved, 'trajectory', 'trajectories')} moved to another engine, "
+        f"{counted(faults.again, 'attempt', 'attempts')} ended; {amount(faults.wasted_tokens)} tokens wasted "
+        f"({percent(faults.wasted)})",
+    )
 
 
 def _utilised(found: Outlook) -> Iterable[str]:
@@ -146,11 +183,31 @@ def figures(found: Iterable[Outlook]) -> list[Figure]:
         Figure(name="recomputed prompts", of=lambda one: one.rebuilt, show=percent),
         Figure(name="fallback", of=lambda one: one.fallback, show=percent),
         Figure(name="H20 hours per 1,000", of=lambda one: one.cost),
+        *(_lost(what) for what in FAULTS),
+        *(Figure(name=name, of=partial(_of_faults, of), show=show) for name, of, show in _COSTS),
     ]
 
 
 def _share(whole: str, part: str, of: Callable[[Outlook], Mapping[str, float]]) -> Figure:
     return Figure(name=f"{whole}: {words(part)}", of=lambda one: of(one).get(part, 0.0), show=percent)
+
+
+def _lost(what: str) -> Figure:
+    return Figure(name=f"lost: {FAULTS[what][1]}", of=partial(_of_faults, lambda faults: faults.happened.get(what, 0)))
+
+
+_COSTS: tuple[tuple[str, Callable[[FaultFigures], float], Callable[[float], str]], ...] = (
+    ("engine time lost", lambda faults: faults.engines_down, percent),
+    ("trainer lost for", lambda faults: faults.trainer_down_s, duration),
+    ("trajectories moved", lambda faults: faults.moved, amount),
+    ("attempts ended by faults", lambda faults: faults.again, amount),
+    ("tokens wasted by faults", lambda faults: faults.wasted, percent),
+)
+"""What faults cost in the whole run: name, figure, how it is shown."""
+
+
+def _of_faults(of: Callable[[FaultFigures], float], one: Outlook) -> float:
+    return 0.0 if one.faults is None else of(one.faults)
 
 
 def _used(pool: str) -> Figure:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rollart.config.faults import FaultsConfig
 from rollart.config.node import Node
 
 PoolRole = Literal["train", "mixed", "prefill", "decode", "score"]
@@ -86,6 +87,7 @@ class ClusterConfig(Node):
     devices: dict[str, DeviceConfig] = Field(default_factory=dict)
     """Accelerators of your own."""
     link: LinkConfig = LinkConfig()
+    faults: FaultsConfig = FaultsConfig()
 
 
 class NoAffinity(Node):

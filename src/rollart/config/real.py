@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rollart.config.cluster import NoAffinity
 from rollart.config.engines import EngineConfig, VllmEngine
+from rollart.config.faults import NO_FAULTS
 from rollart.config.problems import PretrainedModel, ScratchModel
 from rollart.config.schema import RunConfig
 from rollart.config.virtual import EnvRewards, ModelledEngine, ShapeModel, VirtualWorld, WorkloadEnv
@@ -33,6 +34,11 @@ def real_problems(config: RunConfig) -> list[str]:
     if config.cluster.pools:
         pools = ", ".join(config.cluster.pools)
         problems.append(f"cluster.pools ({pools}): this machine is one pool; leave cluster.pools out, {SIMULATE}")
+    if config.cluster.faults != NO_FAULTS:
+        problems.append(
+            "cluster.faults: devices fail when they like; leave cluster.faults out (`rollart torture` injects faults into the "
+            f"control code of real runs), {SIMULATE}"
+        )
     if not isinstance(config.affinity, NoAffinity):
         problems.append(
             f"affinity.kind={config.affinity.kind}: on one machine all engines are alike; use affinity.kind=off, {SIMULATE}"

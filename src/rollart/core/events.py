@@ -36,6 +36,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     # of a simulated run: what its figures rest on and what to know of it, lines; pool -> cost of a second of all its
     # devices (an H20's = 1), and -> devices
     "simulated": ("basis", "notes", "costs", "devices", "trains"),
+    # of a simulated run: a fault of its cluster happened; what: engine, node, env_host, trainer, weights or rewards
+    "fault": ("what", "subject"),
     # what a simulated run's reward service came to, in seconds and the same cost
     "rewards_used": ("calls", "timeouts", "busy_s", "queue_s", "cold_s", "cost"),
     "ledger": ("sampled", "trained", "dropped", "buffered", "in_flight", "eval", "engines"),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rollart.observe.fault_tally import FaultFigures, FaultTally
 from rollart.observe.log import Event, restated
 from rollart.observe.members import Members
 from rollart.observe.metrics import failure_type, request_of
@@ -92,6 +93,8 @@ class Outlook:
     """What the figures of a simulated run rest on; empty: they were measured."""
     notes: tuple[str, ...]
     """What to know of a simulated run before believing a figure."""
+    faults: FaultFigures | None = None
+    """What was lost and what it cost, in the whole run; None: nothing was, nor was it simulated that something may be."""
 
     @property
     def wasted(self) -> float:
@@ -139,9 +142,13 @@ class OutlookFold:
         self._rewards: Mapping[str, float] = {}
         self._per_s: dict[str, float] = {}
         """Cost of a second, by pool and of the reward service, whose own is an average over the whole run."""
+        self._faults = FaultTally()
+        self._missed: list[str] = []
+        """Scripted faults that did not happen, as the log says it."""
         self._on = {name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_on_")}
 
     def __call__(self, event: Event) -> None:
+        self._faults(event)
         handle = self._on.get(event["kind"])
         if handle is not None:
             handle(event, event["t"], event["data"])
@@ -164,6 +171,10 @@ class OutlookFold:
         self._rewards = data
         if data["cost"] and t > 0:
             self._per_s["rewards"] = data["cost"] / t
+
+    def _on_advisory(self, event: Event, t: float, data: Mapping[str, Any]) -> None:
+        if data["code"] == "fault_missed":
+            self._missed.append(data["text"])
 
     def _on_ledger(self, event: Event, t: float, data: Mapping[str, Any]) -> None:
         if self._book_due:
@@ -304,7 +315,8 @@ class OutlookFold:
             fallback=counts["away"] / max(1, sum(made.turns.values())),
             rebuilt=counts["rebuilt_tokens"] / computed if computed else 0.0,
             costs={of: cost * window_s * 1000 / trained / HOUR_S for of, cost in self._per_s.items()} if trained else {},
-            basis=tuple(self._simulated.get("basis", ())), notes=tuple(self._simulated.get("notes", ())),
+            basis=tuple(self._simulated.get("basis", ())), notes=(*self._simulated.get("notes", ()), *self._missed),
+            faults=self._faults.result(),
         )  # fmt: skip
 
     def _waste(self, alone: bool) -> dict[str, float]:

@@ -48,6 +48,18 @@ def _rows(found: Outlook) -> Iterable[tuple[str, str]]:
             f"checked at admission only, so the bound of {number(found.staleness_bound)} does not hold: "
             f"{number(found.staleness_max)} at most",
         )
+    if found.faults is not None:
+        faults = found.faults
+        lost = (
+            ", ".join(f"{escape(what.replace('_', ' '))} {number(n)}" for what, n in faults.happened.items())
+            or "nothing"
+        )
+        yield (
+            "Lost, whole run",
+            f"{lost}; engines {percent(faults.engines_down)} of their time, trainer {seconds(faults.trainer_down_s)}; "
+            f"{number(faults.moved)} trajectories moved, {number(faults.again)} attempts ended, {percent(faults.wasted)} of "
+            "the tokens wasted",
+        )
     if found.cost is not None:
         parts = ", ".join(f"{escape(pool)} {number(cost)}" for pool, cost in found.costs.items())
         yield "Cost of 1,000", f"<b>{number(found.cost)}</b> H20 hours per 1,000 trained trajectories: {parts}"

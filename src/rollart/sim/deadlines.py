@@ -1,8 +1,7 @@
 """Deadlines that end what is only slow: the laws of the tasks beside the limits of the calls.
 
 Invariant: a call that a deadline ends more often than once in a hundred times is named, with the limit that would let it end by
-itself. Why: a run whose scores time out looks like one whose scorer fails; and as draws are made from what they are for, a
-call that took too long takes as long when it is tried again.
+itself. Why: a run whose scores time out looks like one whose scorer fails.
 """
 
 from __future__ import annotations

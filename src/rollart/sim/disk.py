@@ -94,6 +94,26 @@ def surviving(log: list[Row]) -> list[Row]:
     return kept
 
 
+class TrainerParts:
+    """`ports.Checkpoints` of a run that nobody resumes: of the last `keep`, the trainer's part alone."""
+
+    def __init__(self, disk: SimDisk, *, keep: int) -> None:
+        self._disk = disk
+        self._keep = keep
+        self._paths: list[str] = []
+        self._saves = 0
+
+    async def save(self, snapshot: Snapshot, keep_trainer: Callable[[str], Awaitable[None]]) -> str | Failure:
+        path = f"checkpoint-{self._saves}"
+        self._saves += 1
+        await keep_trainer(path)
+        self._paths.append(path)
+        for old in self._paths[: -self._keep]:
+            del self._disk.parts[old]
+        self._paths = self._paths[-self._keep :]
+        return path
+
+
 class SimCheckpoints:
     """`ports.Checkpoints` on a simulated disk."""
 

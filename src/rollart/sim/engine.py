@@ -59,7 +59,7 @@ class EngineModel:
     prefetch_s: float = 0.0
     pushed: bool = True
     """Weights come through the store; False: the trainer has them on the engine's own devices."""
-    pull: Callable[[Version], Awaitable[None]] | None = None
+    pull: Callable[[Version], Awaitable[Failure | None]] | None = None
     """Brings a version near, where `prefetch_s` does not say all: engines of one node may share what they pull."""
     apply_s: float = 0.0
     sleep_s: float = 0.0
@@ -238,13 +238,17 @@ class SimEngine:
                     "store", "missing", f"version {manifest.version} was overtaken before it was in the store"
                 )
         if self._model.pull is not None:
-            await self._model.pull(manifest.version)
+            if bytes_ is not None and bytes_.gone:
+                return _gone(manifest.version)
+            why = await self._model.pull(manifest.version)
+            if why is not None:
+                return why
         await asyncio.sleep(self._model.prefetch_s)
         fault = await self._fault("prefetch")
         if isinstance(fault, Failure):
             return fault
         if bytes_ is not None and bytes_.gone:
-            return failure("store", "missing", f"the bytes of version {manifest.version} are gone with their owner")
+            return _gone(manifest.version)
         self._held[manifest.version] = manifest
         return None
 
@@ -362,6 +366,10 @@ def _prompt_tokens(context: Segment) -> int:
 
 def _failed(why: Failure) -> Generation:
     return Generation(tokens=Tokens(n_tokens=0), finish="failed", failure=why)
+
+
+def _gone(version: Version) -> Failure:
+    return failure("store", "missing", f"the bytes of version {version} are gone with their owner")
 
 
 def _past(engine: str, request: TurnRequest, version: Version) -> Failure:

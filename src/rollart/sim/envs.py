@@ -245,22 +245,49 @@ class SimSession:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerModel:
     latency_s: Callable[[Trajectory], float] = field(default=lambda trajectory: 0.0)
+    again_s: Callable[[Trajectory, int], float] | None = None
+    """(trajectory, tries before, at least 1) -> the same of a further try; None: as long as the first."""
     score: Callable[[Trajectory], float | Failure] = field(default=lambda trajectory: 1.0)
     dead: Callable[[Trajectory], bool] = field(default=lambda trajectory: False)
     """This call is never answered, not even at its deadline."""
 
 
+class Tries:
+    """How long each try of a call takes: a call that comes again is another one, of the same trajectory."""
+
+    def __init__(self, model: ScorerModel) -> None:
+        self._model = model
+        self._before: dict[tuple[TrajId, int], int] = {}
+        """Attempts that were not scored so far -> how often that was tried."""
+
+    def latency_s(self, trajectory: Trajectory) -> float:
+        """Of the try that begins now."""
+        key = trajectory.id, trajectory.attempt
+        nth = self._before.get(key, 0)
+        self._before[key] = nth + 1
+        again_s = self._model.again_s
+        return again_s(trajectory, nth) if nth and again_s is not None else self._model.latency_s(trajectory)
+
+    def scored(self, trajectory: Trajectory) -> float | Failure:
+        """The answer of a try that came to its end."""
+        reward = self._model.score(trajectory)
+        if not isinstance(reward, Failure):
+            self._before.pop((trajectory.id, trajectory.attempt), None)
+        return reward
+
+
 class SimScorer:
     def __init__(self, model: ScorerModel) -> None:
         self._model = model
+        self._tries = Tries(model)
 
     async def score(self, trajectory: Trajectory, *, deadline_s: float) -> float | Failure:
         loop = asyncio.get_running_loop()
-        latency_s = self._model.latency_s(trajectory)
+        latency_s = self._tries.latency_s(trajectory)
         if self._model.dead(trajectory):
             await loop.create_future()
         if loop.time() + latency_s > deadline_s:
             await asyncio.sleep(deadline_s - loop.time())
             return failure("scorer", "timeout", f"scoring {trajectory.id} passed its deadline")
         await asyncio.sleep(latency_s)
-        return self._model.score(trajectory)
+        return self._tries.scored(trajectory)

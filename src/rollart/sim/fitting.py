@@ -6,14 +6,15 @@ a split engine stand behind one port and take devices of both pools.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollart.config.cluster import LinkConfig
 from rollart.config.placement import Half
 from rollart.config.virtual import ModelledEngine
+from rollart.core.errors import failure
 from rollart.core.resources import Degrees, EngineInfo, Lease
-from rollart.core.types import Role, TurnRequest, Version
+from rollart.core.types import Failure, Role, TurnRequest, Version
 from rollart.perf.rooflines import WEIGHT_BYTES
 from rollart.sim.batching import Batching
 from rollart.sim.engine import EngineModel
@@ -48,6 +49,8 @@ class Fitting:
     halves: Halves | None = None
     nodes: dict[str, NodePulls] = field(default_factory=dict)
     """`pool/node` -> what it has pulled."""
+    spoils: Callable[[str, int], bool] | None = None
+    """(node, nth of its pulls) -> this one fails; None: none does."""
 
     def takes(self, role: Role, pool: str, degrees: Degrees) -> Mapping[str, Sequence[int]]:
         """How many devices of which pools each part of a worker takes.
@@ -66,10 +69,12 @@ class Fitting:
         hardware, own = self.engines[lease.pool], self.engine
         split = self.halves if lease.role == "decode" else None
         path = self.paths[lease.pool]
-        pulls = self.nodes.setdefault(node_of(lease.devices[0]), NodePulls())
+        node = node_of(lease.devices[0])
+        pulls = self.nodes.setdefault(node, self._pulls(node, path))
 
-        async def pull(version: Version) -> None:
-            await pulls.pull(version, path.pull_s)
+        async def pull(version: Version) -> Failure | None:
+            whole = await pulls.pull(version, path.pull_s)
+            return None if whole else failure("store", "torn", f"the pull of version {version} by node {node} failed")
 
         def pace(info: EngineInfo, prefixes: Prefixes) -> Pace:
             if split is not None:
@@ -81,6 +86,18 @@ class Fitting:
             caches=own.prefix_cache, sleep_s=own.sleep_s, wake_s=own.wake_s, pace=pace,
         )  # fmt: skip
         return Fitted(model=model, kv_tokens=hardware.kv_tokens * (split.decode.workers if split is not None else 1))
+
+    def _pulls(self, node: str, path: WeightPath) -> NodePulls:
+        """What is not pulled over a network does not fail on it."""
+        spoils = self.spoils
+        if spoils is None or not path.pull_s:
+            return NodePulls()
+        return NodePulls(lambda nth: spoils(node, nth))
+
+    def forget(self, node: str) -> None:
+        """The node is lost, with what it has pulled."""
+        if node in self.nodes:
+            self.nodes[node].forget()
 
     def _split(self, halves: Halves, prefixes: Prefixes) -> Pace:
         read, decode = self.engines[halves.prefill.pool], self.engines[halves.decode.pool]

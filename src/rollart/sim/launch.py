@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rollart.config.faults import NO_FAULTS
 from rollart.config.load import Resolved
 from rollart.config.schema import RunConfig, ShapeModel, VirtualWorld
 from rollart.control import run as control
@@ -46,6 +47,8 @@ class Prepared:
     trains: str = ""
     """The pool that trains."""
     rewards: RewardService | None = None
+    fails: bool = False
+    """Something may fail by itself."""
 
 
 def prepare(resolved: Resolved, calibration: Path | None = None) -> Prepared:
@@ -64,6 +67,7 @@ def prepare(resolved: Resolved, calibration: Path | None = None) -> Prepared:
     return Prepared(
         config=config, world=made.world, basis=made.basis, notes=made.notes, costs=made.costs, devices=made.devices,
         trains=next(name for name, pool in config.cluster.pools.items() if "train" in pool.roles), rewards=made.rewards,
+        fails=made.faults is not None,
     )  # fmt: skip
 
 
@@ -81,6 +85,11 @@ def _measured(config: RunConfig, path: Path) -> Prepared:
         raise ConfigError(
             f"{path} is of a run on a machine, and model.kind=shape is on none; leave the calibration out, or give a recipe "
             "that can be trained"
+        )
+    if config.cluster.faults != NO_FAULTS:
+        raise ConfigError(
+            f"cluster.faults with the calibration {path}: the laws of a machine say nothing of what fails there; leave "
+            "cluster.faults out, or simulate a cluster (world.kind=virtual)"
         )
     config = trimmed(config)
     made = build_replay(config, load(path))
@@ -110,7 +119,7 @@ def _told(prepared: Prepared, world: World) -> Callable[[Recorder], AbstractAsyn
     async def beside(record: Recorder) -> AsyncIterator[None]:
         record(
             "simulated", basis=list(prepared.basis), notes=list(prepared.notes), costs=dict(prepared.costs),
-            devices=dict(prepared.devices), trains=prepared.trains,
+            devices=dict(prepared.devices), trains=prepared.trains, **({"fails": True} if prepared.fails else {}),
         )  # fmt: skip
         async with world.beside(record) if world.beside is not None else nullcontext():
             yield

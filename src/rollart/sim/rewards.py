@@ -21,7 +21,8 @@ from typing import Protocol
 from rollart.config.virtual import EnvRewards, LocalRewards, RewardConfig, ServerlessRewards
 from rollart.core.errors import ConfigError, failure
 from rollart.core.types import Failure, Trajectory
-from rollart.sim.envs import ScorerModel
+from rollart.sim.envs import ScorerModel, Tries
+from rollart.sim.fault_draws import Outages
 from rollart.sim.lines import Line
 from rollart.sim.workload import Draws
 
@@ -134,13 +135,17 @@ class _Elastic:
 class RewardService:
     """Implements the `Scorer` port. `devices`: those of pools with role score, for a local service.
 
-    A scorer that the model calls dead holds its place until its caller gives it up.
+    A scorer that the model calls dead holds its place until its caller gives it up. In an outage every call fails at once.
     """
 
-    def __init__(self, config: RewardConfig, model: ScorerModel, *, devices: int = 0) -> None:
+    def __init__(
+        self, config: RewardConfig, model: ScorerModel, *, devices: int = 0, outages: Outages | None = None
+    ) -> None:
         """Raises ConfigError for a local service without devices."""
         self._config = config
         self._model = model
+        self._tries = Tries(model)
+        self._outages = outages
         self._places = _places(config, devices)
         self._waiting: Line[float] = Line(self._release)
         """Given: the instant from which a place serves."""
@@ -150,25 +155,35 @@ class RewardService:
 
     async def score(self, trajectory: Trajectory, *, deadline_s: float) -> float | Failure:
         self._calls += 1
+        if self._away_from() <= asyncio.get_running_loop().time():
+            await asyncio.sleep(0)
+            return _away(trajectory)
         serves_s = await self._place(deadline_s)
         if serves_s is None:
             self._timeouts += 1
             return failure("scorer", "timeout", f"{trajectory.id} was not scored: its deadline passed in the queue")
         loop = asyncio.get_running_loop()
         begins_s = serves_s + self._transport_s
+        away_s = self._away_from()
         try:
             if self._model.dead(trajectory):
                 await loop.create_future()
-            ends_s = begins_s + self._model.latency_s(trajectory)
-            await asyncio.sleep(min(ends_s, deadline_s) - loop.time())
+            ends_s = begins_s + self._tries.latency_s(trajectory)
+            await asyncio.sleep(min(ends_s, deadline_s, away_s) - loop.time())
         finally:
             now = loop.time()
             self._busy_s += max(0.0, now - begins_s)
             self._release(max(now, serves_s))
+        if away_s <= min(ends_s, deadline_s):
+            return _away(trajectory)
         if ends_s > deadline_s:
             self._timeouts += 1
             return failure("scorer", "timeout", f"scoring {trajectory.id} passed its deadline")
-        return self._model.score(trajectory)
+        return self._tries.scored(trajectory)
+
+    def _away_from(self) -> float:
+        """When the outage begins that is under way or comes next."""
+        return math.inf if self._outages is None else self._outages.next(asyncio.get_running_loop().time()).begin_s
 
     async def _place(self, deadline_s: float) -> float | None:
         """A place for one call: from when it serves, or None at the deadline."""
@@ -200,6 +215,10 @@ class RewardService:
         )  # fmt: skip
 
 
+def _away(trajectory: Trajectory) -> Failure:
+    return failure("scorer", "lost", f"the reward service is away, {trajectory.id} is not scored")
+
+
 def _places(config: RewardConfig, devices: int) -> _Places:
     match config:
         case EnvRewards():
@@ -219,5 +238,6 @@ def scoring(draws: Mapping[str, Draws]) -> ScorerModel:
     """Service times and rewards of tasks, as their workloads draw them."""
     return ScorerModel(
         latency_s=lambda trajectory: draws[trajectory.instance.task].score_s(trajectory.id, trajectory.attempt),
+        again_s=lambda trajectory, nth: draws[trajectory.instance.task].score_s(trajectory.id, trajectory.attempt, nth),
         score=lambda trajectory: draws[trajectory.instance.task].reward(trajectory.id, trajectory.attempt),
     )

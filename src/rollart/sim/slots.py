@@ -30,6 +30,8 @@ class Slots:
     """Free devices by pool and node; the lowest go first."""
 
     sizes: Mapping[str, PoolSize]
+    out: set[str] = field(default_factory=set)
+    """Nodes (`pool/node`) that are away: their devices are taken where no other will do."""
     _free: dict[str, list[list[int]]] = field(default_factory=dict)
     """Pool -> the free devices of each of its nodes, in order."""
     _taken: dict[str, list[tuple[str, list[int]]]] = field(default_factory=dict)
@@ -58,6 +60,9 @@ class Slots:
     def _worker(self, pool: str, n: int) -> list[int] | None:
         """The devices of one worker, or none where it would have to straddle nodes."""
         nodes, per_node = self._free[pool], self.sizes[pool].devices_per_node
+        if self.out:
+            away = [f"{pool}/{number}" in self.out for number in range(len(nodes))]
+            nodes = [node for node, out in sorted(zip(nodes, away, strict=True), key=lambda pair: pair[1])]
         if n <= per_node:
             found = next(([node] for node in nodes if len(node) >= n), None)
         else:

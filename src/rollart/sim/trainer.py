@@ -54,7 +54,8 @@ class TrainerModel:
     fault: Callable[[str, TrainerCall, int], TrainerMishap | None] = field(default=lambda trainer, call, nth: None)
     """(trainer id, call, how many of that call it had before) -> what goes wrong with this one."""
     bytes_die: bool = False
-    """Published bytes that no engine has fetched are gone with the trainer that published them."""
+    """Published bytes that no engine has fetched are gone with the trainer that published them; else those alone that were
+    still on their way into the store."""
 
 
 class SimTrainer:
@@ -93,8 +94,9 @@ class SimTrainer:
         for call in self._under_way:
             if not call.done():
                 call.set_exception(TrainerLost(why.detail))
-        for published in self._published if self._model.bytes_die else ():
-            published.lose()
+        for published in self._published:
+            if self._model.bytes_die or not published.there.is_set():
+                published.lose()
 
     def _die_alone(self, detail: str) -> None:
         self.lose(Failure(where="trainer", kind="lost", retryable=True, detail=detail))

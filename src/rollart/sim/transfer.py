@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollart.config.cluster import LinkConfig
@@ -74,20 +75,41 @@ def same_devices(weight_bytes: float, ranks: int, network_bytes_per_s: float) ->
     )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
+class _Pull:
+    ends_s: float
+    nth: int
+    """Of the node's pulls, counted from 0."""
+    whole: bool | None = None
+    """Known at its end."""
+
+
 @dataclass(slots=True)
 class NodePulls:
-    """What one node of engines has pulled, or is pulling."""
+    """What one node of engines has pulled, or is pulling. `spoils`: nth pull of the node -> it fails, at its end."""
 
-    ends_s: dict[Version, float] = field(default_factory=dict)
-    """Version -> when all of it is in the host's memory."""
+    spoils: Callable[[int], bool] = field(default=lambda nth: False)
+    pulls: dict[Version, _Pull] = field(default_factory=dict)
+    _begun: int = 0
 
-    async def pull(self, version: Version, seconds: float) -> None:
-        """Have the version in the host's memory; the first to ask starts the pull, others wait for its end."""
+    async def pull(self, version: Version, seconds: float) -> bool:
+        """Have the version in the host's memory; the first to ask starts the pull, others wait for its end.
+
+        False: it failed, for all who waited for it; who asks again starts another.
+        """
         now = asyncio.get_running_loop().time()
-        end = self.ends_s.get(version)
-        if end is None:
-            end = self.ends_s[version] = now + seconds
-            for old in sorted(self.ends_s)[:-VERSIONS_IN_MEMORY]:
-                del self.ends_s[old]
-        if end > now:
-            await asyncio.sleep(end - now)
+        pull = self.pulls.get(version)
+        if pull is None or pull.whole is False:
+            pull = self.pulls[version] = _Pull(now + seconds, self._begun)
+            self._begun += 1
+            for old in sorted(self.pulls)[:-VERSIONS_IN_MEMORY]:
+                del self.pulls[old]
+        if pull.ends_s > now:
+            await asyncio.sleep(pull.ends_s - now)
+        if pull.whole is None:
+            pull.whole = not self.spoils(pull.nth)
+        return pull.whole
+
+    def forget(self) -> None:
+        """The host's memory is gone."""
+        self.pulls.clear()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollart.config.cluster import SAMPLING_ROLES, DeviceConfig, PoolConfig
+from rollart.config.faults import NO_FAULTS
 from rollart.config.placement import Placement, colocated_pools, halves, layout, placements
 from rollart.config.schema import RunConfig
 from rollart.config.virtual import ModelledEngine
@@ -20,9 +21,13 @@ from rollart.core.resources import Degrees
 from rollart.core.types import Failure, TaskSpec, Trajectory
 from rollart.perf.links import fabric
 from rollart.perf.prices import relative_cost
-from rollart.ports import World
+from rollart.ports import Checkpoints, World
 from rollart.sim.basis import basis, notes
+from rollart.sim.disk import TrainerParts
 from rollart.sim.envs import EnvModel
+from rollart.sim.fault_draws import Outages
+from rollart.sim.fault_rules import Exposed, check_faults, exposed, fault_lines, trainer_fails
+from rollart.sim.faults import Faults
 from rollart.sim.fitting import Fitting, Halves
 from rollart.sim.hardware import EngineHardware, Hardware
 from rollart.sim.loads import draws_of, environments, is_scored, task_specs, usual_tokens
@@ -61,6 +66,10 @@ class Virtual:
     """Pool of engines -> how weights come to it."""
     rewards: RewardService | None
     """The reward service, whose figures are there after a run; None: no task is scored."""
+    faults: Faults | None = None
+    """What fails; None: nothing does."""
+    checkpoints: Checkpoints | None = None
+    """Where a trainer that can be lost is brought back from."""
 
     @property
     def cost_per_s(self) -> float:
@@ -71,7 +80,8 @@ class Virtual:
         self, sinks: tuple[Sink, ...] = (), *, keep: Callable[[Trajectory], None] = lambda trajectory: None
     ) -> World:
         """What `control.run.run` takes beside the configuration."""
-        return world_of(self.tasks, self.cluster, sinks=sinks, keep=keep)
+        made = world_of(self.tasks, self.cluster, sinks=sinks, keep=keep, checkpoints=self.checkpoints)
+        return made if self.faults is None else replace(made, beside=self.faults.beside)
 
 
 def build(config: RunConfig) -> Virtual:
@@ -90,21 +100,32 @@ def build(config: RunConfig) -> Virtual:
     fitting = _fitting(config, pools, engines, paths, draws)
     check_room(placements(config), fitting.sizes, fitting.takes)
     specs = task_specs(config, draws, max_context=hardware.max_context)
-    rewards = _rewards(config, draws, pools)
+    of = exposed(
+        config, scored=any(spec.scored for spec in specs), pulled=any(path.pull_s > 0 for path in paths.values()),
+        parameters=hardware.shape.parameters,
+    )  # fmt: skip
+    check_faults(config, of)
+    slots = Slots(fitting.sizes)
+    faults = _faults(config, of, fitting, slots)
+    rewards = _rewards(config, draws, pools, None if faults is None else faults.outages)
+    checkpoint_s = of.checkpoint_s(config.cluster.faults) if faults is not None else 0.0
     cluster = SimCluster(
         engine_of=fitting.fit, env=_env(config, draws),
         trainer=TrainerModel(
             publish_s=offload_s(trainer.weight_bytes, trainer.plan.devices, config.cluster.link), push_s=push_s,
             step_s=trainer.samples_s, logprobs_s=trainer.logprobs_s, weight_bytes=trainer.weight_bytes,
-            buckets=buckets(trainer.weight_bytes, config.cluster.link), remembers=False,
+            buckets=buckets(trainer.weight_bytes, config.cluster.link), remembers=False, save_s=checkpoint_s,
+            load_s=checkpoint_s,
         ),
-        slots=Slots(fitting.sizes), takes=fitting.takes, scoring=None if rewards is None else lambda: rewards,
+        slots=slots, takes=fitting.takes, scoring=None if rewards is None else lambda: rewards, fate=faults,
     )  # fmt: skip
+    keeps = trainer_fails(config.cluster.faults, of)
     return Virtual(
         config=config, cluster=cluster, tasks=specs, trainer=trainer, engines=engines, paths=paths, rewards=rewards,
-        basis=basis(config, hardware, trainer, engines, paths, draws),
+        basis=(*basis(config, hardware, trainer, engines, paths, draws), *fault_lines(config, of)),
         notes=notes(config, hardware, draws, trainer, engines, costs),
-        costs=costs, devices={name: pool.devices for name, pool in pools.items()},
+        costs=costs, devices={name: pool.devices for name, pool in pools.items()}, faults=faults,
+        checkpoints=TrainerParts(cluster.disk, keep=config.checkpoint.keep) if keeps else None,
     )  # fmt: skip
 
 
@@ -155,13 +176,24 @@ def _env(config: RunConfig, draws: Mapping[str, Draws]) -> EnvModel:
     return replace(environments(draws), sessions_per_host=config.envs.sessions_per_host)
 
 
+def _faults(config: RunConfig, of: Exposed, fitting: Fitting, slots: Slots) -> Faults | None:
+    if config.cluster.faults == NO_FAULTS:
+        return None
+    made = Faults(
+        config.cluster.faults, seed=config.seed, nodes=of.nodes, home=of.home, first=of.first, slots=slots,
+        forget=fitting.forget,
+    )  # fmt: skip
+    fitting.spoils = made.spoils
+    return made
+
+
 def _rewards(
-    config: RunConfig, draws: Mapping[str, Draws], pools: Mapping[str, PoolConfig]
+    config: RunConfig, draws: Mapping[str, Draws], pools: Mapping[str, PoolConfig], outages: Outages | None
 ) -> RewardService | None:  # fmt: skip
     if not any(is_scored(own.load) for own in draws.values()):
         return None
     devices = sum(pool.devices for pool in pools.values() if "score" in pool.roles)
-    return RewardService(config.rewards, scoring(draws), devices=devices)
+    return RewardService(config.rewards, scoring(draws), devices=devices, outages=outages)
 
 
 # --- weights -----------------------------------------------------------------------------------------------------------

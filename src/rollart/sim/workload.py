@@ -236,8 +236,9 @@ class Draws:
         chance = self.load.success + reach * (2.0 * unit(self._seed, "hard", self._of(traj).problem) - 1.0)
         return float(self._unit("reward", traj, attempt) < chance)
 
-    def score_s(self, traj: TrajId, attempt: int) -> float:
-        return self.load.score_s.at(self._unit("score", traj, attempt))
+    def score_s(self, traj: TrajId, attempt: int, nth: int = 0) -> float:
+        """Of the `nth` try to score it."""
+        return self.load.score_s.at(self._unit("score", traj, attempt, *([nth] if nth else ())))
 
     def _unit(self, what: str, traj: TrajId, *address: int) -> float:
         return unit(self._seed, what, traj, *address)

@@ -10,7 +10,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Literal, Protocol
 
 from rollart.control.weights import VersionBook
 from rollart.core.errors import failure
@@ -46,6 +47,20 @@ class Fitted:
     kv_tokens: int
 
 
+class Fate(Protocol):
+    """What becomes of workers by themselves, in a world whose machines fail."""
+
+    async def up(self, lease: Lease, nth: int) -> Failure | None:
+        """Wait until what is started on `lease`, the `nth` of its role, is up; or why it never will be."""
+        ...
+
+    def started(self, lease: Lease, name: str, lose: Callable[[str], None]) -> None:
+        """A worker lives; `lose` ends it, for the reason that it is given."""
+        ...
+
+    def ended(self, lease: str) -> None: ...
+
+
 @dataclass(kw_only=True)
 class SimCluster:
     """Leases without end or of the devices of `slots`, and whatever a scenario does to what runs on them."""
@@ -66,6 +81,8 @@ class SimCluster:
     """(role, starts of it before) -> how long this one takes."""
     start_fault: Callable[[Role, int], StartFault | None] = field(default=lambda role, nth: None)
     """(role, starts of it before) -> why this one does not start."""
+    fate: Fate | None = None
+    """None: nothing happens but what a scenario does."""
     first_engine: int = 0
     """Number of the first engine: ids are never used again, also not by a later incarnation of the run."""
     first_host: int = 0
@@ -105,6 +122,8 @@ class SimCluster:
             self.released.append(lease)
             if self.slots is not None:
                 self.slots.give_back(lease)
+        if self.fate is not None:
+            self.fate.ended(lease)
         stop = self._stops.pop(lease, None)
         if stop is not None:
             stop(failure("cluster", "lost", f"{lease} was given back"))
@@ -120,6 +139,9 @@ class SimCluster:
             await asyncio.sleep(seconds)
         if isinstance(fault, Failure):
             return fault
+        never = None if self.fate is None else await self.fate.up(lease, nth)
+        if never is not None:
+            return never
         if lease.role == "train":
             return self._trainer(lease)
         if lease.role == "env":
@@ -135,6 +157,8 @@ class SimCluster:
         trainer.die = lambda detail: self.lose_trainer(detail, index=index)
         self._stops[lease.id] = trainer.lose
         self._leases_of[trainer.name] = lease.id
+        if self.fate is not None:
+            self.fate.started(lease, trainer.name, trainer.die)
         return trainer
 
     def _host(self, lease: Lease) -> SimEnv:
@@ -146,6 +170,8 @@ class SimCluster:
         env.add(name)
         self._stops[lease.id] = lambda why: env.lose(name, why)
         self._changes.put_nowait(Change(kind="joined", subject=name, role="env", lease=lease.id))
+        if self.fate is not None:
+            self.fate.started(lease, name, partial(self.lose_host, name))
         return env
 
     def _engine(self, lease: Lease) -> SimEngine:
@@ -161,8 +187,10 @@ class SimCluster:
             version=-1,
         )
         engine = SimEngine(info, fitted.model)
-        self.engines.append(engine)
         self._stops[lease.id] = engine.lose
+        if self.fate is not None:
+            self.fate.started(lease, info.id, partial(self.lose_engine, len(self.engines)))
+        self.engines.append(engine)
         return engine
 
     async def changes(self) -> AsyncIterator[Change]:

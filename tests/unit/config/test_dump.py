@@ -45,7 +45,7 @@ def test_a_dumped_configuration_loads_back_and_every_value_comes_from_the_file(t
     again = load_file(path)
     assert again.config == resolved.config
     assert list(again.origins) == list(resolved.origins)
-    empty = ("empty", "pools", "devices")  # a map without entries has no line of its own
+    empty = ("empty", "pools", "devices", "script")  # a map without entries has no line of its own
     values = {key: origin.layer for key, origin in again.origins.items() if key.rpartition(".")[2] not in empty}
     assert set(values.values()) == {"file"}
 

@@ -89,7 +89,8 @@ def surroundings(key: Key) -> list[str]:
             and other.dotted != key.dotted
             and not other.dotted.endswith((".kind", ".pools"))
         ):
-            words.append(f"{named(other.dotted)}=filler")
+            amount = getattr(other.shape, "annotation", str) in (int, float)
+            words.append(f"{named(other.dotted)}={1 if amount else 'filler'}")
     return [word for word in words if not word.startswith(f"{named(key.dotted)}=") or key.dotted.endswith(".kind")]
 
 

@@ -75,4 +75,4 @@ def test_engines_of_one_node_share_a_pull() -> None:
 
     run(main())
     assert ends == [("first", 10.0), ("joins", 10.0), ("alone", 14.0), ("late", 30.0)]
-    assert sorted(node.ends_s) == [7, 8]
+    assert sorted(node.pulls) == [7, 8]
