@@ -3,7 +3,8 @@
 What: the step at 100 Gb/s a server. Against what: the measured step. How: models by their published blocks (parameters and
 multiply-adds each); forward and backward in proportion to the multiply-adds, by a factor taken from the measured step at
 1.6 Tb/s, because the batch is not published; gradients in buckets of 25 MiB as torch's DDP makes them, reduced beside the
-backward; collectives by the package's table of the machine that the paper's logs are of, composed by its composer.
+backward; collectives by the package's table of the machine that the paper's logs are of, carried to the slow network as a rate,
+not as a share of its cards (`perf.collective_table.felt_network`), composed by its composer.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ the closed form); law and constant are of the fold that did not see the row, whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,14 @@ def chosen(found: Sequence[Case]) -> list[Case]:
 
 
 def setting_of_row(case: Case, plan: TrainingPlan, known: Calibration) -> Setting:
-    """The row as a job."""
-    config, notes = family_config(case.model)
+    """The row as a job; blocks that no family here has are written down from the numbers of the shape."""
+    config: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    with suppress(ConfigError):
+        config, notes = family_config(case.model)
     scale, basis = known.scale(case.framework_name, case.chip)
     return Setting(
-        job=Job(model=case.model.name, plan=plan, framework=case.framework_name),
+        job=Job(model=case.model.name, plan=plan, framework=case.framework_name, capture=config is not None),
         source=Source(name=case.model.name, kind="causal_lm", shape=case.model, config=config, notes=notes),
         device=case.device, fabric=case.fabric, framework=case.framework, scale=scale, scale_basis=basis, law=known.law,
     )  # fmt: skip
@@ -81,7 +85,7 @@ def traced_rows(folder: Path) -> dict[str, Any]:
         rows.append({
             "row": case.row, "suite": case.suite, "devices": plan.devices, "measured_s": case.measured_s,
             "traced": traced.step_s / case.measured_s - 1, "closed": closed.total_s / case.measured_s - 1,
-            "within": traced.low_s <= case.measured_s <= traced.high_s,
+            "captured": of.job.capture, "within": traced.low_s <= case.measured_s <= traced.high_s,
         })  # fmt: skip
     count = max(1, len(rows))
     return {

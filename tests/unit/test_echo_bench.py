@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,11 @@ def test_a_slower_network_exposes_more_and_computes_alike() -> None:
     assert fast.classes[0].comm_s["dp"] < slow.classes[0].comm_s["dp"] / 4
     busy = 3 * unit_s * sum(block.work for block in case.blocks)
     assert busy <= slow.classes[0].busy_s < 1.1 * busy
+
+
+@pytest.mark.parametrize("case", ddp.CASES, ids=lambda case: case.name)
+def test_the_step_on_the_slow_network_is_within_the_band_of_the_measured_one(case: Any) -> None:
+    assert abs(ddp.ddp_steps(case)["slow_s"] / case.slow_s - 1) <= echo.DDP_BAND
 
 
 def test_shares_within_and_the_marks_of_rows() -> None:

@@ -1,7 +1,8 @@
 """`rollart profile-device --out FILE`: measure this device, for `rollart trace --profile FILE`.
 
-Operators, attention, collectives between the local devices and kernels beside them, and the host that launches them. The
-file holds the versions of the software that it was measured with and is refused together with one of others.
+Operators (with --plan those of a job before all others), attention, collectives between the local devices and kernels beside
+them, and the host that launches them. The file holds the versions of the software that it was measured with and is refused
+together with one of others.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from rollart.cli import outputs
+from rollart.cli import outputs, trace
 from rollart.cli.tables import amount, table
 from rollart.cli.work import Work
+from rollart.optrace.ops import Op
 from rollart.perf.device_profile import DeviceProfile, merged, read_profile, suspects
 
 SUMMARY = "measure this device's operators and collectives, for trace --profile"
@@ -35,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grid", default="", help="large (default on a GPU), small (default on a CPU) or tiny (a trial)"
     )
     parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="a plan file of trace: the operators of its job are measured first"
+    )
+    parser.add_argument(
         "--add", action="store_true", help="keep what FILE has of this device and these versions already"
     )
 
@@ -44,10 +50,11 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
 
     earlier = read_profile(arguments.out) if arguments.add and arguments.out.exists() else None
     outputs.require_writable(arguments.out)
+    first = job_operators(arguments.plan) if arguments.plan is not None else []
     scratch = arguments.out.with_name(f"{arguments.out.name}.new")
     found = device.profile_device(
         scratch, device=arguments.device, minutes=arguments.minutes, threads=arguments.threads, grid=arguments.grid,
-        ranks=arguments.ranks,
+        ranks=arguments.ranks, first=first,
     )  # fmt: skip
     if earlier is not None:
         found = merged([found, earlier])
@@ -55,6 +62,15 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
     scratch.replace(arguments.out)
     sys.stdout.write(f"{described(found)}\n{arguments.out}\n")
     return 0
+
+
+def job_operators(plan_file: Path) -> list[Op]:
+    """The operators of the job in a plan file of `rollart trace`, each once. Raises ConfigError."""
+    from rollart.optrace.measured_ops import measurable
+    from rollart.optrace.predict import rank_trace
+
+    job = replace(trace.job_in(plan_file), profile=None)  # the one that is about to be written
+    return measurable(rank_trace(job))
 
 
 def described(profile: DeviceProfile) -> str:

@@ -63,8 +63,6 @@ def _add(parser: argparse.ArgumentParser, option: Option) -> None:
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
     job = job_of(arguments)
-    if is_module(job.model) and "" not in sys.path:
-        sys.path.insert(0, "")  # a module of the folder one stands in, as `python -m` would find it
     lengths = _lengths(arguments)
     for path in (arguments.json, arguments.timeline, arguments.table):
         if path is not None:
@@ -81,13 +79,23 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
 
 def job_of(arguments: argparse.Namespace) -> Job:
     """The job of a plan file, with what the command line says laid over it. Raises ConfigError."""
-    said = plan_file(arguments.plan) if arguments.plan is not None else {}
-    model = arguments.model or said.get(MODEL)
+    given = {option.name: getattr(arguments, option.name) for option in OPTIONS}
+    return _job(plan_file(arguments.plan) if arguments.plan is not None else {}, {**given, MODEL: arguments.model})
+
+
+def job_in(path: Path) -> Job:
+    """The job of a plan file that names its model. Raises ConfigError."""
+    return _job(plan_file(path), {})
+
+
+def _job(said: Mapping[str, Any], over: Mapping[str, Any]) -> Job:
+    values = {**said, **{name: value for name, value in over.items() if value is not None}}
+    model = values.pop(MODEL, None)
     if model is None:
         raise ConfigError("name a model to trace, e.g. llama3-70b, or give `model:` in a plan file")
-    given = {option.name: getattr(arguments, option.name) for option in OPTIONS}
-    over = {name: value for name, value in given.items() if value is not None}
-    return job_from(str(model), {**{name: value for name, value in said.items() if name != MODEL}, **over})
+    if is_module(str(model)) and "" not in sys.path:
+        sys.path.insert(0, "")  # a module of the folder one stands in, as `python -m` would find it
+    return job_from(str(model), values)
 
 
 def plan_file(path: Path) -> dict[str, Any]:

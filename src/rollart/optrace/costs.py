@@ -26,10 +26,10 @@ from functools import cache, cached_property
 from rollart.core.errors import ConfigError
 from rollart.optrace.measured_ops import Table, work_of
 from rollart.optrace.ops import Op, Part, Pass, Priced, Provenance
-from rollart.optrace.parallel_groups import crosses
+from rollart.optrace.parallel_groups import members, placed
 from rollart.perf.collective_table import Estimate, collective_estimate
 from rollart.perf.collectives import Request
-from rollart.perf.device_profile import CollectiveTime, DeviceProfile, Work
+from rollart.perf.device_profile import CollectiveTime, DeviceProfile, Work, base_name
 from rollart.perf.devices import Device
 from rollart.perf.links import Fabric
 from rollart.perf.operators import (
@@ -40,7 +40,7 @@ from rollart.perf.operators import (
     stream_s,
 )
 from rollart.perf.train_calibration import calibration
-from rollart.perf.train_comm import Group, group
+from rollart.perf.train_comm import Group
 from rollart.perf.train_layers import TrainingLaw
 from rollart.perf.train_plan import Framework, TrainingPlan, flash_fraction
 
@@ -54,11 +54,17 @@ BASES: Mapping[str, Provenance] = {
     "measured": "measured", "interpolated": "interpolated", "carried": "interpolated", "analytic": "analytic",
 }  # fmt: skip
 """Of `perf.collective_table`, in the words of a trace."""
-EXPERT = "expert"
-"""In the name of an operator of the data axis: it is about the experts' parameters, which have a group of their own."""
-
 LAYER_OPERATORS: Mapping[Pass, int] = {"forward": 38, "backward": 80}
 """Of a Llama layer as captured in plain PyTorch: what a host launches in the law's seconds of a layer."""
+
+EAGER_PASSES: Mapping[str, float] = {"native_layer_norm_backward": 2.35, "sum": 1.38}
+"""How many times as long a pass of PyTorch's own kernels takes as an elementwise one of as many bytes.
+
+From the times alone in `overlap_slowdown.csv` (GPT-2 of 8,192 tokens, A100; the rows at full clock): elementwise kernels of
+8,192 x 3,072 take 220 us for three operands; a layer norm's backward is a kernel for the input (58 us) and another, which reads
+both operands again, for its weights (72 us), where 55 us would do for three operands; the gradients of a layer's biases, sums
+over rows, take 228 us where 165 would do.
+"""
 
 Estimator = Callable[[str, float, Group, Fabric], Estimate]
 """(operation, bytes of a rank's whole buffer, group, fabric) -> seconds with their basis."""
@@ -68,6 +74,15 @@ def table_estimate(op: str, payload_bytes: float, where: Group, fabric: Fabric) 
     """By the model of collectives frozen in the package."""
     asked = Request(op=op, ranks=where.ranks, payload_bytes=payload_bytes, fabric=fabric, nodes=where.domains)
     return collective_estimate(asked)
+
+
+def check_profile(profile: DeviceProfile | None, chip: Device) -> None:
+    """Raise ConfigError for a profile of another device than the one that a job runs on."""
+    if profile is not None and profile.device.name != chip.name:
+        raise ConfigError(
+            f"the profile is of {profile.device.name}, the job runs on {chip.name}; measure one there, name that device, or "
+            "leave the profile out"
+        )
 
 
 @cache
@@ -85,7 +100,8 @@ def step_log_std(own_constant: bool) -> float:
 def analytic_s(work: Work, *, device: Device, law: TrainingLaw, framework: Framework) -> float:
     """Seconds of an operator of the compute stream by the roofline, never less than its bytes and FLOPs take."""
     operators = law.operators
-    moved_s = stream_s(work.moved_bytes, device=device, law=operators) + operators.kernel_s
+    eager = 1.0 if framework.fused or work.kind != "pass" else EAGER_PASSES.get(base_name(work.name), 1.0)
+    moved_s = stream_s(eager * work.moved_bytes, device=device, law=operators) + operators.kernel_s
     if work.kind == "gemm":
         rows, columns, inner, batch = work.shape
         product_s = gemm_s(rows, columns, inner, device=device, law=operators, dtype=work.dtype, batch=batch)
@@ -134,17 +150,13 @@ class Pricer:
     _prices: dict[tuple[object, ...], Priced] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.profile is not None and self.profile.device.name != self.device.name:
-            raise ConfigError(
-                f"the profile is of {self.profile.device.name}, the job runs on {self.device.name}; measure one there, "
-                f"name that device, or leave the profile out"
-            )
+        check_profile(self.profile, self.device)
         if not 0.0 < self.scale < math.inf:
             raise ConfigError(f"scale of a pricer is {self.scale}; give a finite number above 0 (1: none)")
 
     def price(self, op: Op) -> Priced:
         """Seconds of `op` alone. Equal operators are priced once."""
-        key = (op.stream, work_of(op), op.collective, op.payload_bytes, op.axis, EXPERT in op.name)
+        key = (op.stream, work_of(op), op.collective, op.payload_bytes, op.axis)
         found = self._prices.get(key)
         if found is None:
             found = self._prices[key] = self._communication(op) if op.stream == "comm" else self._computation(op)
@@ -208,25 +220,13 @@ class Pricer:
 
     def group_of(self, op: Op) -> Group:
         """The ranks that `op` communicates among, by its axis. Raises ConfigError where the plan has no such axis."""
-        plan, fabric = self.plan, self.fabric
-        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep, "dp": plan.dp * plan.cp, "pp": plan.pp}
-        ranks = degrees.get(op.axis, 1)
-        if op.axis == "dp" and EXPERT in op.name:
-            ranks = max(1, plan.dp * plan.cp * plan.tp // plan.ep)
+        ranks = self.plan.pp if op.axis == "pp" else members(op, self.plan)[0]
         if ranks <= 1:
             raise ConfigError(
                 f"operator {op.id} ({op.name}) communicates over {op.axis}, of which the plan has {ranks} rank; "
                 f"leave it out or give the plan its degree"
             )
-        strides = {"tp": 1, "ep": 1, "cp": plan.tp, "dp": plan.tp, "pp": max(1, plan.devices // plan.pp)}
-        stride = strides[op.axis]
-        if op.collective == "send_recv" and op.axis == "pp":
-            return Group(ranks=2, local=1 if crosses(op, plan, fabric.domain) else 2)
-        if op.collective == "send_recv":
-            return Group(ranks=2, local=2 if stride < fabric.domain else 1)
-        if op.axis == "dp" and EXPERT in op.name:
-            stride = min(plan.ep, fabric.domain)
-        return group(ranks, stride, fabric)
+        return placed(op, self.plan, self.fabric)
 
     @cached_property
     def _curves(self) -> dict[tuple[str, int, int], list[CollectiveTime]]:

@@ -2,9 +2,10 @@
 
 Owns the data-parallel operators of a part. Invariant: what a rank reduces is its gradients, what it gathers its weights, by
 the stage of sharding (arXiv 1910.02054): 0 all-reduce; 1 and 2 reduce-scatter, and a gather before the forward pass; 3 a
-gather in forward and backward. The composer runs gathers of stages 1 and 2 in the first micro-batch of a step only, and
-reductions of stages 0 and 1 in the last. Expert weights have fewer
-replicas and their own group. Why: replicas are alike, so a trace of one needs nothing else to stand for all.
+gather in forward and backward. Where gradients are sharded (2 and 3), those of every micro-batch pass through a buffer of the
+part's whole gradient before they are reduced, as in the capture of torch's own sharding. The composer runs gathers of stages 1
+and 2 in the first micro-batch of a step only, and reductions of stages 0 and 1 in the last. Expert weights have fewer replicas
+and their own group. Why: replicas are alike, so a trace of one needs nothing else to stand for all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from math import ceil, inf
 from rollart.optrace.ops import Op, Part, Trace
 from rollart.optrace.parallel_groups import EXPERTS, expert_replicas
 from rollart.optrace.rewriting import Rewrite, communication, divided, with_parts
-from rollart.perf.operators import OPERAND_BYTES
+from rollart.perf.operators import BF16_BYTES, OPERAND_BYTES
 from rollart.perf.train_plan import Framework, TrainingPlan
 
 SCALAR_BYTES = 4.0
@@ -103,6 +104,7 @@ def _reduced(
     if not groups:
         return ops
     what = "reduce_scatter" if plan.shards else "all_reduce"
+    buffered = plan.shards >= 2
     carriers = [op.id for op in ops if op.weight_gradient] or [op.id for op in ops if op.stream == "compute"][-1:]
     size = gradient_bytes(plan, framework)
     after: dict[int, list[tuple[str, float, list[int]]]] = {}
@@ -117,8 +119,25 @@ def _reduced(
         out.copy(op)
         for end, payload, waits in after.pop(op.id, ()):
             reduce = communication(what, "dp", payload, name=f"derived.{what}{end}")
-            out.add(reduce, [out.stands_for[at] for at in waits])
+            made = [out.stands_for[at] for at in waits]
+            out.add(reduce, [out.add(_buffered(payload / size, plan, size), made)] if buffered else made)
     return out.done()
+
+
+def _buffered(count: float, plan: TrainingPlan, size: float) -> Op:
+    """`count` gradients as they are made ready to be reduced in elements of `size` bytes.
+
+    They are copied into one buffer in the width that they are made in, cast where they are reduced in another, and divided
+    in place by a share of the ranks, so that their sum stays in range (torch's `_reduce_grad` of
+    `torch/distributed/fsdp/_runtime_utils.py`; DeepSpeed's ZeRO copies and divides its buckets alike).
+    """
+    made = weight_bytes(plan)
+    cast = made + size if size != made else 0.0
+    dtype = "fp32" if made > BF16_BYTES else "bf16"
+    return Op(
+        id=0, name="derived.gradient_buffer", kind="pass", shape=(max(1, round(count)),), dtype=dtype,
+        moved_bytes=count * (2.0 * made + cast + 2.0 * size), written_bytes=count * size, weight_gradient=True,
+    )  # fmt: skip
 
 
 def _updates(part: Part, plan: TrainingPlan, before: int) -> tuple[Op, ...]:

@@ -8,6 +8,7 @@ in flight are those of `perf.memory`, so closed form and trace differ only where
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rollart.core.errors import ConfigError
 from rollart.optrace.data_parallel import gradient_bytes, weight_bytes
@@ -28,8 +29,6 @@ MOMENT_BYTES = 8
 """Adam's two moments in fp32: all of the optimizer state where the weights themselves are in 32 bits."""
 TIED_SHARE = 0.5
 """An embedding with fewer parameters than this share of the head's has the head's weights (tied)."""
-GATHERED_LAYERS = 2
-"""Layers whose weights are whole at once under sharding stage 3: the one that runs and the one being fetched."""
 
 
 def memory(
@@ -64,10 +63,7 @@ def memory(
     width = weight_bytes(plan)
     trained = 0.0 if plan.lora else 1.0
     state = OPTIMIZER_BYTES if width < 4 else MOMENT_BYTES
-    gathered = 0.0
-    if plan.shards == 3:
-        largest = max((part.parameters + part.expert_parameters for part in parts), default=0.0)
-        gathered = GATHERED_LAYERS * width * largest
+    gathered = width * _whole_at_once(parts, ends, stage) if plan.shards == 3 else 0.0
     return StageMemory(
         weights=held(width, 3),
         gradients=trained * held(gradient_bytes(plan, framework), 2),
@@ -82,6 +78,17 @@ def _ends(trace: Trace, plan: TrainingPlan, stage: int) -> tuple[float, ...]:
     embedding, head = trace.parts[trace.embedding].parameters, trace.parts[trace.head].parameters
     first = embedding + (head if plan.pp > 1 and embedding < TIED_SHARE * head else 0.0)
     return (*((first,) if stage == 0 else ()), *((head,) if stage == plan.pp - 1 else ()))
+
+
+def _whole_at_once(parts: Sequence[Part], ends: Sequence[float], stage: int) -> float:
+    """Parameters that are gathered at once under sharding stage 3: of the unit that runs and of the one fetched after it.
+
+    A layer is a unit, and so are the embedding and the norm with the head.
+    """
+    units = [part.parameters + part.expert_parameters for part in parts]
+    first = 1 if stage == 0 else 0
+    units = [*ends[:first], *units, *ends[first:]]
+    return max((one + other for one, other in pairwise(units)), default=sum(units))
 
 
 def _activations(trace: Trace, plan: TrainingPlan, parts: Sequence[Part], stage: int) -> float:

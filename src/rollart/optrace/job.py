@@ -1,8 +1,8 @@
 """What a user asks to have predicted, from options and a plan file, refused where it cannot be.
 
 Owns `Job` and the one list of its options. Invariant: the command line and a plan file know the same names with the same
-meanings, every option ends in a field of the job, and a job that is accepted has degrees that divide what they split. Why:
-a flag that is parsed and then forgotten is the field's commonest fault, so there is one list and a test walks it.
+meanings, and every option ends in a field of the job. Why: a flag that is parsed and then forgotten is the field's commonest
+fault, so there is one list and a test walks it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rollart.core.errors import ConfigError
+from rollart.optrace.sources import BUILT_LAYERS
 from rollart.perf.overlap import Level
 from rollart.perf.pipeline import Schedule
-from rollart.perf.shapes import ModelShape
 from rollart.perf.train_plan import DEFAULT_FRAMEWORK, FRAMEWORKS, Recompute, TrainingPlan, framework
 
 DEFAULT_DEVICE = "H100"
@@ -82,7 +82,11 @@ OPTIONS: tuple[Option, ...] = (
         name="overlap_level", takes="choice", default="", says="cost of overlap; default: the fitted", choices=("0", "1", "2")
     ),
     Option(name="clip", takes="flag", default=True, says="the norm of all gradients is clipped"),
-    Option(name="built_layers", takes="whole", default=2, says="layers of each kind that are really built; 0: all"),
+    Option(name="built_layers", takes="whole", default=BUILT_LAYERS, says="layers of each kind that are really built; 0: all"),
+    Option(
+        name="capture", takes="flag", default=True,
+        says="run the real model; no: write its operators down from its numbers, at once, without torch, for any public model",
+    ),
 )  # fmt: skip
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 
@@ -116,7 +120,9 @@ class Job:
     seed: int = 0
     overlap_level: Level | None = None
     clip: bool = True
-    built_layers: int = 2
+    built_layers: int = BUILT_LAYERS
+    capture: bool = True
+    """The real model is run; else its operators are written down from the numbers of its shape."""
     own_dtype: bool = False
     """No dtype was given for a module of one's own: its own is the plan's."""
 
@@ -128,6 +134,8 @@ def job_from(model: str, given: Mapping[str, Any]) -> Job:
         if value is not None:
             values[_known(name)] = _taken(BY_NAME[_known(name)], value)
     _check_counts(values)
+    if not values["capture"]:
+        _check_uncaptured(values, model)
     named = _framework_name(values["framework"], model)
     level: dict[str, Level] = {"0": 0, "1": 1, "2": 2}
     return Job(
@@ -135,7 +143,7 @@ def job_from(model: str, given: Mapping[str, Any]) -> Job:
         framework=named, profile=Path(values["profile"]).expanduser() if values["profile"] else None,
         assume=values["assume"], late=values["straggler"], jitter=values["jitter"], seed=values["seed"],
         overlap_level=level.get(values["overlap_level"]),
-        clip=values["clip"], built_layers=values["built_layers"],
+        clip=values["clip"], built_layers=values["built_layers"], capture=values["capture"],
         own_dtype=is_module(model) and given.get("dtype") is None,
     )  # fmt: skip
 
@@ -180,7 +188,7 @@ def _taken(option: Option, value: Any) -> Any:
             return int(value)
         if option.takes == "number":
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{option.name}={value}: it takes a {option.takes} number") from None
     if option.takes == "flag":
         if not isinstance(value, bool):
@@ -241,6 +249,21 @@ def _check_counts(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"recompute_share={values['recompute_share']}: it is above 0 and at most 1")
 
 
+def _check_uncaptured(values: Mapping[str, Any], model: str) -> None:
+    """Refuse what only a captured step can have."""
+    if is_module(model):
+        raise ConfigError(f"{model}: a module of your own has no numbers to write its operators from; leave capture on")
+    if values["assume"]:
+        raise ConfigError(
+            f"assume={values['assume']}: without capture no code runs that could read a value; leave one out"
+        )
+    if not values["clip"] or values["built_layers"] != BUILT_LAYERS:
+        raise ConfigError(
+            f"clip={values['clip']}, built_layers={values['built_layers']}: without capture no layer is built, and an update's "
+            f"bytes have the clip's in them; leave them out, or leave capture on"
+        )
+
+
 def _plan(values: Mapping[str, Any], named: str) -> TrainingPlan:
     tp, pp, dp, cp, chunks = (values[name] for name in ("tp", "pp", "dp", "cp", "chunks"))
     rank_batch = dp * values["micro_batch"]
@@ -254,126 +277,3 @@ def _plan(values: Mapping[str, Any], named: str) -> TrainingPlan:
         sequence_parallel=spread if spread is not None else tp > 1 and framework(named).sequence_parallel,
         schedule=values["schedule"] or ("interleaved" if chunks > 1 else "1f1b"),
     )  # fmt: skip
-
-
-# ---- what cannot be
-
-
-def check(plan: TrainingPlan, shape: ModelShape | None) -> None:
-    """Raise ConfigError for all that does not divide, with the nearest values that do. `shape` None: a module of one's own."""
-    problems = [*_batch_problems(plan), *_schedule_problems(plan)]
-    if plan.recompute_share < 1 and plan.recompute != "full":
-        problems.append(
-            f"recompute_share={plan.recompute_share} with recompute={plan.recompute}: a share is of full recomputation; use "
-            "recompute=full, or recompute_share=1"
-        )
-    problems += _shape_problems(plan, shape) if shape is not None else _module_problems(plan)
-    if plan.sequence % plan.cp:
-        problems.append(f"cp={plan.cp} does not divide seq={plan.sequence}; use cp={divisor(plan.sequence, plan.cp)}")
-    if plan.sequence_parallel and (plan.sequence // plan.cp) % plan.tp:
-        problems.append(
-            f"sequence_parallel splits {plan.sequence // plan.cp} tokens over tp={plan.tp}; use seq="
-            f"{max(1, round(plan.sequence / (plan.tp * plan.cp))) * plan.tp * plan.cp}, or --no-sequence-parallel"
-        )
-    if (plan.dp * plan.cp * plan.tp) % plan.ep:
-        whole = plan.dp * plan.cp * plan.tp
-        problems.append(
-            f"ep={plan.ep} does not divide the {whole} ranks of a stage (dp x cp x tp); use ep={divisor(whole, plan.ep)}"
-        )
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
-def divisor(of: int, near: int) -> int:
-    """The divisor of `of` that is nearest to `near`."""
-    return min((n for n in range(1, of + 1) if of % n == 0), key=lambda n: abs(n - near))
-
-
-def _batch_problems(plan: TrainingPlan) -> list[str]:
-    each = plan.dp * plan.micro_batch
-    if plan.global_batch % each == 0:
-        return []
-    near = max(1, round(plan.global_batch / each)) * each
-    return [f"global_batch={plan.global_batch} is no multiple of dp x micro_batch = {each}; use global_batch={near}"]
-
-
-def _schedule_problems(plan: TrainingPlan) -> list[str]:
-    found = []
-    if plan.schedule == "dualpipe":
-        found.append(
-            "schedule=dualpipe runs two copies of the model against each other, and no order of their tasks is composed; use "
-            "zero_bubble"
-        )
-    if plan.schedule == "interleaved" and (plan.chunks == 1 or plan.pp == 1):
-        found.append(f"schedule=interleaved with pp={plan.pp}, chunks={plan.chunks}: both must be 2 or more; use 1f1b")
-    if plan.chunks > 1 and plan.schedule != "interleaved":
-        found.append(
-            f"chunks={plan.chunks} with schedule={plan.schedule}: chunks are of schedule interleaved; use chunks=1"
-        )
-    if plan.schedule == "interleaved" and plan.micro_batches % plan.pp:
-        near = max(1, round(plan.micro_batches / plan.pp)) * plan.pp * plan.dp * plan.micro_batch
-        found.append(
-            f"schedule=interleaved needs micro-batches in multiples of pp={plan.pp}, has {plan.micro_batches}; use "
-            f"global_batch={near}"
-        )
-    return found
-
-
-def _module_problems(plan: TrainingPlan) -> list[str]:
-    """Of a module of one's own, which nobody knows how to cut into stages."""
-    if plan.pp * plan.chunks == 1:
-        return []
-    return [
-        f"pp={plan.pp}, chunks={plan.chunks}: a module of your own is one stage; use pp=1, chunks=1 and, for as many devices, "
-        f"dp={plan.dp * plan.pp}"
-    ]
-
-
-def _shape_problems(plan: TrainingPlan, shape: ModelShape) -> list[str]:
-    found = _tensor_problems(plan, shape)
-    if plan.pp * plan.chunks > shape.layers:
-        found.append(
-            f"pp={plan.pp} x chunks={plan.chunks} is more than the {shape.layers} layers of {shape.name}; use pp="
-            f"{max(1, shape.layers // plan.chunks)}"
-        )
-    elif plan.schedule == "interleaved" and shape.layers % (plan.pp * plan.chunks):
-        near = divisor(shape.layers, plan.pp * plan.chunks)
-        found.append(
-            f"pp={plan.pp} x chunks={plan.chunks} does not divide the {shape.layers} layers of {shape.name}; use a product of "
-            f"{near}"
-        )
-    if plan.ep > 1 and not shape.experts:
-        found.append(f"ep={plan.ep} but {shape.name} has no experts; use ep=1")
-    elif shape.experts and shape.experts % plan.ep:
-        found.append(
-            f"ep={plan.ep} does not divide the {shape.experts} experts of {shape.name}; use ep="
-            f"{divisor(shape.experts, plan.ep)}"
-        )
-    return found
-
-
-def _tensor_problems(plan: TrainingPlan, shape: ModelShape) -> list[str]:
-    """What tensor parallelism cannot split evenly; a vocabulary is padded, experts stay whole and share tokens."""
-    found = []
-    unsplit = _unsplit(shape, plan.tp)
-    if unsplit:
-        fits = [tp for tp in range(1, shape.heads + 1) if not _unsplit(shape, tp)]
-        near = min(fits, key=lambda tp: abs(tp - plan.tp))
-        found.append(f"tp={plan.tp} does not divide the {unsplit} of {shape.name}; use tp={near}")
-    if shape.moe_layers and not plan.sequence_parallel and plan.sequence % plan.tp:
-        near = max(1, round(plan.sequence / (plan.tp * plan.cp))) * plan.tp * plan.cp
-        found.append(f"tp={plan.tp} shares the {plan.sequence} tokens of a layer of experts; use seq={near}")
-    return found
-
-
-def _unsplit(shape: ModelShape, tp: int) -> str:
-    """The first of a layer's widths that `tp` ranks cannot share; empty: none."""
-    keys = shape.heads if shape.kv_rank else shape.kv_heads
-    widths = {f"{shape.heads} heads": shape.heads}
-    if keys % tp and tp % keys:  # fewer key heads than ranks are held by several each
-        widths[f"{keys} key heads"] = keys
-    if shape.dense_layers:
-        widths[f"{shape.ffn} columns of the feed-forward block"] = shape.ffn
-    if shape.mamba_layers:
-        widths[f"{shape.mamba_heads} state-space heads"] = shape.mamba_heads
-    return next((name for name, width in widths.items() if width % tp), "")

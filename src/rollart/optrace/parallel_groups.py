@@ -1,13 +1,15 @@
-"""Which ranks take part in a derived or captured communication: how many, and how far apart they stand.
+"""Which ranks take part in a derived or captured communication: how many, how far apart they stand, and on which links.
 
-Owns the map from an operator's axis to a group of the plan. Invariant: the numbering is that of `perf.train_comm`
-(tensor-parallel ranks innermost, then context, data, pipeline), so closed form and trace place a group alike. Why: an
-operator knows its axis only, and the same trace is priced on many plans.
+Owns the map from an operator's axis to a group of the plan; prices and shared links read it here. Invariant: the numbering is
+that of `perf.train_comm` (tensor-parallel ranks innermost, then context, data, pipeline), so closed form and trace place a
+group alike. Why: an operator knows its axis only, and the same trace is priced on many plans.
 """
 
 from __future__ import annotations
 
 from rollart.optrace.ops import Op
+from rollart.perf.links import Fabric
+from rollart.perf.train_comm import Group, group
 from rollart.perf.train_plan import TrainingPlan
 
 EXPERTS = ".experts"
@@ -21,10 +23,15 @@ def expert_replicas(plan: TrainingPlan) -> int:
     return max(1, plan.dp * plan.cp * plan.tp // plan.ep)
 
 
+def is_experts(op: Op) -> bool:
+    """Whether a data-parallel operator is about the experts' parameters, which have a group of their own."""
+    return op.axis == "dp" and op.name.endswith(EXPERTS)
+
+
 def members(op: Op, plan: TrainingPlan) -> tuple[int, int]:
     """(ranks, stride in devices) of the group that `op` communicates in; (1, 1) for an operator that does not."""
     if op.axis == "dp":
-        return (expert_replicas(plan), plan.ep) if op.name.endswith(EXPERTS) else (plan.dp * plan.cp, plan.tp)
+        return (expert_replicas(plan), plan.ep) if is_experts(op) else (plan.dp * plan.cp, plan.tp)
     stage = plan.devices // plan.pp
     groups = {
         "tp": (plan.tp, 1),
@@ -33,6 +40,15 @@ def members(op: Op, plan: TrainingPlan) -> tuple[int, int]:
         "pp": (2 if op.collective == "send_recv" else plan.pp, stage),
     }
     return groups.get(op.axis, (1, 1))
+
+
+def placed(op: Op, plan: TrainingPlan, fabric: Fabric) -> Group:
+    """The group of `op` on a fabric; of a transfer its two ends, one to a domain if it leaves one."""
+    ranks, stride = members(op, plan)
+    if op.collective != "send_recv":
+        return group(ranks, stride, fabric)
+    apart = crosses(op, plan, fabric.domain) if op.axis == "pp" else stride >= fabric.domain
+    return Group(ranks=2, local=1 if apart else 2)
 
 
 def send_name(stage: int, other: int) -> str:

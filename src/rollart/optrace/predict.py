@@ -15,13 +15,15 @@ from pathlib import Path
 
 from rollart.core.errors import ConfigError
 from rollart.optrace.accounts import hardware_flops, log_std_of, overlap_shares, shares_of, trained_parameters
+from rollart.optrace.analytic import analytic_trace
 from rollart.optrace.assemble import compose_step
 from rollart.optrace.classes import Straggler, check_called, classes_of, stage_parts
-from rollart.optrace.costs import Pricer, step_log_std
+from rollart.optrace.costs import Pricer, check_profile, step_log_std
 from rollart.optrace.data_parallel import gradient_bytes
 from rollart.optrace.footprint import memory
-from rollart.optrace.job import DEFAULT_DEVICE, Job, check
+from rollart.optrace.job import DEFAULT_DEVICE, Job
 from rollart.optrace.ops import Trace
+from rollart.optrace.plan_checks import check
 from rollart.optrace.prediction import ClassFigures, Prediction
 from rollart.optrace.sources import Source, resolve
 from rollart.optrace.step_timeline import ClassTime, StepTimeline
@@ -86,13 +88,21 @@ class Predicted:
     took_s: Mapping[str, float] = field(default_factory=dict)
 
 
+def by_numbers(source: Source, job: Job) -> Trace:
+    """The trace that the numbers of a public model's shape say, without running it."""
+    assert source.shape is not None
+    return analytic_trace(source.shape, job.plan, framework(job.framework), calibration()[0].law)
+
+
 def captured(source: Source, job: Job) -> Trace:
-    """The real model's trace. Imports torch and transformers.
+    """The real model's trace, or that of its numbers where the job says so. Imports torch and transformers to run a model.
 
     Sequence parallelism and full sharding are captured for frameworks that do them by torch's own libraries (DTensor, FSDP2)
     and derived for the others, which gather again what those keep, and for a module of one's own. Experts beside tensor
     parallelism run on shards of the tokens, which only a capture with sequence parallelism shows.
     """
+    if not job.capture:
+        return by_numbers(source, job)
     from rollart.optrace.capture import capture
 
     rules, plan = framework(job.framework), job.plan
@@ -105,7 +115,7 @@ def captured(source: Source, job: Job) -> Trace:
 
 def setting_of(job: Job) -> Setting:
     """What the job means, checked. Raises ConfigError before any model is built."""
-    source = replace(resolve(job.model, max_layers=job.built_layers), own_dtype=job.own_dtype)
+    source = replace(resolve(job.model, max_layers=job.built_layers, captured=job.capture), own_dtype=job.own_dtype)
     check(job.plan, source.shape)
     profile = read_profile(job.profile) if job.profile is not None else None
     measured = {profile.device.name: profile.device} if profile is not None else {}
@@ -124,11 +134,7 @@ def setting_of(job: Job) -> Setting:
 
 
 def _check_device(job: Job, chip: Device, profile: DeviceProfile | None) -> None:
-    if profile is not None and profile.device.name != chip.name:
-        raise ConfigError(
-            f"the profile is of {profile.device.name}, the job runs on {chip.name}; measure one there, name that device, or "
-            "leave the profile out"
-        )
+    check_profile(profile, chip)
     dtype = job.plan.dtype
     if dtype in CAST_BYTES and chip.computes(dtype) != dtype:
         instead = chip.computes(dtype)
@@ -146,6 +152,17 @@ def _stragglers(job: Job) -> tuple[Straggler, ...]:
     return tuple(Straggler(rank=rank, factor=late.factor, delay_s=late.delay_s) for rank, late in found.items())
 
 
+def rank_trace(job: Job, *, capture: Capture = captured) -> Trace:
+    """What one rank of a job runs, with all degrees of its plan. Raises ConfigError for what cannot be."""
+    of = setting_of(job)
+    return _derived(of, capture(of.source, job), job.plan)
+
+
+def _derived(of: Setting, base: Trace, plan: TrainingPlan) -> Trace:
+    plan = replace(plan, dtype=base.plan.dtype) if of.source.own_dtype else plan
+    return derived(base, plan, of.framework)
+
+
 def predict(job: Job, *, capture: Capture = captured) -> Prediction:
     """The prediction of a job. Raises ConfigError for what cannot be."""
     return predicted(setting_of(job), capture=capture).prediction
@@ -161,10 +178,10 @@ def predicted(of: Setting, *, capture: Capture = captured) -> Predicted:
 def composed(of: Setting, base: Trace, plan: TrainingPlan, *, took_s: Mapping[str, float] | None = None) -> Predicted:
     """The step of `plan` from the trace of one rank; only the micro-batches may differ from the plan it was captured for."""
     began = time.perf_counter()
-    plan = replace(plan, dtype=base.plan.dtype) if of.source.own_dtype else plan
-    trace = derived(base, plan, of.framework)
+    trace = _derived(of, base, plan)
     between = time.perf_counter()
-    pricer, job = of.pricer(plan), of.job
+    plan, job = trace.plan, of.job
+    pricer = of.pricer(plan)
     timeline = compose_step(
         trace, plan, pricer.price, framework=of.framework, hidden=pricer.hidden_share, host=pricer, fabric=of.fabric,
         overlap=overlap_model(of.profile) if of.profile is not None else None, level=job.overlap_level,
@@ -205,6 +222,11 @@ def _told(of: Setting, trace: Trace, plan: TrainingPlan, timeline: StepTimeline,
 
 def _stated(of: Setting, plan: TrainingPlan) -> Iterator[str]:
     """What is taken for granted of the framework and the device, and is in memory and seconds."""
+    if of.scale_basis != "measured":
+        yield (
+            f"the constant of {of.job.framework} on {of.device.name} is its kin's: compare plans under it, and other "
+            "frameworks or devices only where the intervals lie apart"
+        )
     width = gradient_bytes(plan, of.framework)
     if width < FULL_BYTES:
         yield (
@@ -262,7 +284,8 @@ def run(
         check(one.plan, of.source.shape)
     found = predicted(of, capture=capture)
     if timeline is not None:
-        write_timeline(timeline, found.prediction, found.timeline.slices("ops"))
+        slices, composed_s = found.timeline.slices("ops"), found.timeline.step_s
+        write_timeline(timeline, found.prediction, slices, composed_s=composed_s)
     if table is not None:
         write_step_table(table, step_table(of, found.prediction, asked, capture=capture))
     return found.prediction
@@ -270,7 +293,12 @@ def run(
 
 def _table_lengths(job: Job, lengths: Sequence[int]) -> tuple[int, ...]:
     plan = job.plan
-    return lengths_for(plan.sequence, lengths, multiple=plan.cp * (plan.tp if plan.sequence_parallel else 1))
+    ways = plan.cp * (plan.tp if plan.sequence_parallel else 1)
+    uneven = [length for length in lengths if length % ways]
+    if uneven:
+        near = max(1, round(uneven[0] / ways)) * ways
+        raise ConfigError(f"table length {uneven[0]}: {ways} ranks (cp x tp) share its tokens; use {near}")
+    return lengths_for(plan.sequence, lengths, multiple=ways)
 
 
 def _at_length(job: Job, length: int) -> Job:

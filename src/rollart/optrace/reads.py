@@ -62,8 +62,8 @@ class Reads:
             return False, None  # a constant of the program, which fake tensors know
         if self._given:
             return True, self._given[-1]
-        place, line = _asker(func)
-        found = next((key for key in self.assume if _fits(key, place)), None)
+        path, place, line = _asker(func)
+        found = next((key for key in self.assume if _fits(key, path, place)), None)
         if found is None:
             whose = (
                 "what other ranks computed"
@@ -94,7 +94,7 @@ class Reads:
 
 def no_answer(func: OpOverload) -> ConfigError:
     """The error for an operator that has no result without data, and for which no assumption can stand in."""
-    line = _asker(func)[1]
+    line = _asker(func)[2]
     return ConfigError(
         f"{line}: what {func.overloadpacket!s} gives depends on the values of its operands, which a capture does not have; "
         "take an operator whose result has a shape of its own, or leave this part of the model out"
@@ -107,8 +107,11 @@ def _cast(number: float, dtype: torch.dtype) -> bool | int | float:
     return number if dtype.is_floating_point else int(number)
 
 
-def _fits(key: str, place: str) -> bool:
-    return place == key or place.endswith("/" + key) or place.rpartition(":")[0].endswith(key)
+def _fits(key: str, path: str, place: str) -> bool:
+    """Whether an assumption names the file of a read, with as much of its path as it gives, or its line there."""
+    file, colon, number = key.rpartition(":")
+    named = file if colon and number == place.rpartition(":")[2] else key
+    return path == named or path.endswith("/" + named)
 
 
 def _number(key: str, text: str) -> float:
@@ -140,8 +143,8 @@ def line_of(problem: BaseException) -> str:
     return f"{chosen.filename.rsplit('/', 1)[-1]}:{chosen.lineno}"
 
 
-def _asker(func: OpOverload) -> tuple[str, str]:
-    """(file:line, the same with operator and code) of the innermost frame that is the user's, else of a library."""
+def _asker(func: OpOverload) -> tuple[str, str, str]:
+    """(path, file:line, the same with operator and code) of the innermost frame that is the user's, else of a library."""
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith("<")]
     own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
     inside = [
@@ -151,7 +154,7 @@ def _asker(func: OpOverload) -> tuple[str, str]:
     chosen = (mine or inside or frames)[-1]
     name = chosen.filename.rsplit("/", 1)[-1]
     place = f"{name}:{chosen.lineno}"
-    return place, f"{place} ({func.overloadpacket!s}: {(chosen.line or '').strip()[:80]})"
+    return chosen.filename, place, f"{place} ({func.overloadpacket!s}: {(chosen.line or '').strip()[:80]})"
 
 
 def _under_capture(frames: Sequence[traceback.FrameSummary], frame: traceback.FrameSummary) -> bool:

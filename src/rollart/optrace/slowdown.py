@@ -16,12 +16,11 @@ from rollart.core.errors import ConfigError
 from rollart.optrace.composer import TICKS_PER_S, seconds, ticks
 from rollart.optrace.measured_ops import kernel_name
 from rollart.optrace.ops import Op
-from rollart.optrace.parallel_groups import members
+from rollart.optrace.parallel_groups import placed
 from rollart.perf.collective_table import packaged as collective_model
 from rollart.perf.collectives import Request, transfer_of
 from rollart.perf.links import Fabric, Transfer, shared_finish
 from rollart.perf.overlap import DEFAULT_SMS, Kernel, Level, OverlapModel, packaged, slowdown
-from rollart.perf.train_comm import group
 from rollart.perf.train_plan import TrainingPlan
 
 Interval = tuple[int, int]
@@ -78,10 +77,9 @@ class Beside:
         return replace(self._alone[key][1], name=name, start_s=seconds(interval[0]))
 
     def _transfer_alone(self, op: Op, solo_ticks: int, fabric: Fabric) -> Transfer:
-        ranks, stride = members(op, self.plan)
-        where = group(ranks, stride, fabric)
+        where = placed(op, self.plan, fabric)
         request = Request(
-            op=op.collective, ranks=ranks, payload_bytes=op.payload_bytes, fabric=fabric, nodes=where.domains
+            op=op.collective, ranks=where.ranks, payload_bytes=op.payload_bytes, fabric=fabric, nodes=where.domains
         )
         between = where.domains > 1
         links = ("network" if between else "domain",)

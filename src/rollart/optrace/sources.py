@@ -41,24 +41,26 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def resolve(name_or_module: str, *, gpt: Mapping[str, int] | None = None, max_layers: int | None = None) -> Source:
+def resolve(
+    name_or_module: str, *, gpt: Mapping[str, int] | None = None, max_layers: int | None = None, captured: bool = True
+) -> Source:
     """The source that the user's word means.
 
     `llama3-70b` and its like: a public model; a path of a transformers `config.json`, or its folder;
     `gpt:layers=96,hidden=12288,heads=96,vocab=51200` (or the numbers in `gpt`); `module:function`: a function without
     arguments that returns an `nn.Module`, or a pair of it and its inputs. `max_layers`: how many layers of each kind are
-    really built, 0 for all. Raises `ConfigError`.
+    really built, 0 for all; `captured`: the model will be built, so a family must have its blocks. Raises `ConfigError`.
     """
     built = BUILT_LAYERS if max_layers is None else max_layers
     if built < 0:
         raise ConfigError(f"max_layers is {max_layers}; give 0 for all layers, or 1 or more of each kind")
-    return replace(_resolved(name_or_module.strip(), gpt), built_layers=built)
+    return replace(_resolved(name_or_module.strip(), gpt, captured), built_layers=built)
 
 
-def _resolved(word: str, gpt: Mapping[str, int] | None) -> Source:
+def _resolved(word: str, gpt: Mapping[str, int] | None, captured: bool) -> Source:
     if gpt is not None or word.lower().startswith("gpt:"):
         numbers = dict(gpt) if gpt is not None else _numbers(word)
-        return _from_shape(_gpt(numbers, "" if word.lower().startswith("gpt:") else word))
+        return _from_shape(_gpt(numbers, "" if word.lower().startswith("gpt:") else word), captured)
     path = Path(word)
     if word.endswith(".json") or (path / "config.json").is_file():
         return _from_file(path if word.endswith(".json") else path / "config.json")
@@ -67,7 +69,7 @@ def _resolved(word: str, gpt: Mapping[str, int] | None) -> Source:
         if not (function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
             raise ConfigError(f"{word!r} is no module:function; give for instance my_package.my_module:build_model")
         return Source(name=word, kind="module", target=word)
-    return _from_shape(model_shape(word))
+    return _from_shape(model_shape(word), captured)
 
 
 def _numbers(word: str) -> dict[str, int]:
@@ -120,7 +122,9 @@ def _from_file(path: Path) -> Source:
     return Source(name=shape.name, kind="causal_lm", shape=shape, config=text, notes=notes)
 
 
-def _from_shape(shape: ModelShape) -> Source:
+def _from_shape(shape: ModelShape, captured: bool) -> Source:
+    if not captured:
+        return Source(name=shape.name, kind="causal_lm", shape=shape)
     config, notes = family_config(shape)
     taken = f"{shape.name}: taken as a transformers {config['model_type']} model of its sizes"
     return Source(name=shape.name, kind="causal_lm", shape=shape, config=config, notes=(taken, *notes))
@@ -134,7 +138,9 @@ def family_config(shape: ModelShape) -> tuple[dict[str, Any], tuple[str, ...]]:
     """
     if shape.mamba_layers or shape.moe_latent or shape.attention_layers != shape.layers:
         what = "state-space layers" if shape.mamba_layers else "experts in a latent space or layers of one block alone"
-        raise ConfigError(f"{shape.name} has {what}, which no family here has; give the path of its config.json")
+        raise ConfigError(
+            f"{shape.name} has {what}, which no family here has; give the path of its config.json, or --no-capture"
+        )
     base: dict[str, Any] = {
         "vocab_size": shape.vocab, "hidden_size": shape.hidden, "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "tie_word_embeddings": shape.tied,

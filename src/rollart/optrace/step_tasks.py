@@ -14,7 +14,7 @@ from rollart.optrace.blocks import Block, Cost, Meet, Settled, compiled, settle
 from rollart.optrace.classes import EXPERTS, RankClass
 from rollart.optrace.composer import seconds, ticks
 from rollart.optrace.ops import Op, Part, Pass, Priced, Trace
-from rollart.optrace.parallel_groups import EXPERTS as EXPERTS_NAME
+from rollart.optrace.parallel_groups import is_experts
 from rollart.optrace.schedules import Task
 from rollart.optrace.slowdown import Beside
 from rollart.optrace.tasks import Item, Variant, task_items, update_items
@@ -148,7 +148,7 @@ def _recomputed(parts: Sequence[Part]) -> float:
 
 def group_key(op: Op) -> str:
     """The group that a collective runs in, as `RankClass.partners` names it."""
-    return EXPERTS if op.axis == "dp" and op.name.endswith(EXPERTS_NAME) else op.axis
+    return EXPERTS if is_experts(op) else op.axis
 
 
 def meeting_of(one: RankClass, tag: Hashable, layers: int = 0) -> Meet:

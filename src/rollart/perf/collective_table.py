@@ -11,6 +11,8 @@ analytic time (`collectives`), at knots in log bytes. The stated order of what a
 3. `analytic`: no curve of this chip on this tier. The same combination, which then leans on other devices of the generation and
    falls back to the constants alone.
 
+A network slower than the one that the chip's table names obeys the law of a faster one (`felt_network`).
+
 Invariant: one rank or no bytes moved costs what the analytic model says, a known curve is reproduced at its knots, and
 nothing is read but the table. Why: a ring's law is right within a factor of two, a measurement is right where it was made, and
 the ratio of the two is smooth enough to be carried.
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from math import exp, log2, sqrt
@@ -31,6 +33,7 @@ from numpy.typing import NDArray
 
 from rollart.perf.collectives import Floats, Request, analytic_seconds, columns
 from rollart.perf.links import BYTES_PER_GB, Fabric, domains
+from rollart.perf.links import fabric as listed
 
 Basis = Literal["measured", "interpolated", "carried", "analytic"]
 RANK_SHIFT = 0.5
@@ -39,6 +42,8 @@ CENTRE_LOG2_RANKS = 2.0
 """Ranks about which the drift turns: 4, the middle of what single nodes are measured at."""
 MOST_LOG2_RANKS = 7.0
 """The drift with ranks is carried up to 128, the most that was measured, and stays what it is there beyond."""
+LINE_SHARE = 0.94
+"""Of a network card's rated bytes, what data gets at best: 23.5 GB/s of 25 (SimAI's constant of a ConnectX-6)."""
 PATTERN = {"all_gather": "one pass", "reduce_scatter": "one pass"}
 """Operations that move the same bytes the same way say most of each other; the others stand alone."""
 COVARIANCE = {
@@ -199,14 +204,33 @@ def _covariance(left: Sequence[Place], right: Sequence[Place], of: Mapping[str, 
     return np.where(same(lambda place: place.tier), shared, 0.0)
 
 
+def felt_network(fabric: Fabric, constants: Mapping[str, float]) -> Fabric:
+    """The fabric whose law a slower network obeys, up to the network of the chip's table.
+
+    What keeps collectives there below the rate of the cards (the host's buses, the switches, the library's channels) is a rate
+    and no share of the cards': on a slower network they reach as much, up to `LINE_SHARE` of it.
+    """
+    own, rated = fabric.inter_bytes_per_s, listed(fabric.chip).inter_bytes_per_s
+    if own >= rated:
+        return fabric
+    return replace(fabric, inter_bytes_per_s=min(rated, own * max(1.0, LINE_SHARE / constants["network_wire_simple"])))
+
+
 def estimate(model: CollectiveModel, request: Request, device: str = "", library: str = "nccl") -> Estimate:
     """Seconds of `request` and what they rest on (the order of the module's head)."""
     place = place_of(request, device, library)
+    known = model.knows(place)
+    if not known and place.domains > 1:
+        request = replace(request, fabric=felt_network(place.fabric, model.constants))
+        rated = max(place.fabric.inter_bytes_per_s, listed(place.fabric.chip).inter_bytes_per_s)
+        place = replace(
+            place, fabric=replace(place.fabric, inter_bytes_per_s=rated)
+        )  # the ratio is of the table's network
     seconds = float(analytic_seconds(columns([request]), model.constants)[0])
     if request.ranks <= 1 or request.payload_bytes <= 0:
         return Estimate(seconds=seconds, basis="analytic")
     ratio, spread = model.log_ratio(place, log2(request.payload_bytes))
-    if not model.knows(place):
+    if not known:
         return Estimate(seconds=seconds * exp(ratio), basis=model.basis_without_curve(place), log_std=spread)
     knots = next(curve.payload_bytes for curve in model.curves if curve.place == place)
     basis: Basis = "measured" if request.payload_bytes in knots else "interpolated"

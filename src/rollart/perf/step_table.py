@@ -185,7 +185,9 @@ def from_json(loaded: Mapping[str, Any], where: str = "step table") -> StepTable
         raise ConfigError(
             f"{where}: {error.args[0]} is missing; write it with `rollart trace .. --table FILE`"
         ) from error
-    except TypeError as error:
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: a value is of the wrong kind ({error})") from error
 
 

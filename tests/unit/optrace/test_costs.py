@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart.core.errors import ConfigError
-from rollart.optrace.costs import LAYER_OPERATORS, LEAST_LOG_STD, Pricer, step_log_std
+from rollart.optrace.costs import EAGER_PASSES, LAYER_OPERATORS, LEAST_LOG_STD, Pricer, step_log_std
 from rollart.optrace.measured_ops import REACH, distinct, work_of
 from rollart.optrace.ops import Op, Part
 from rollart.optrace.parallel_groups import crosses, send_name
@@ -171,6 +171,18 @@ def test_no_price_is_below_the_roofline() -> None:
     ):
         least = max(op.flops / H100.peak_flops("bf16"), op.moved_bytes / H100.memory_bytes_per_s)
         assert pricer().price(op).seconds > least
+
+
+def test_passes_of_eager_kernels_take_as_long_as_they_were_measured_to() -> None:
+    fused = pricer(framework=replace(EAGER, fused=True))
+    for name, factor in EAGER_PASSES.items():
+        op, plain = streamed(1e9, f"aten.{name}"), streamed(1e9)
+        start_s = pricer().price(streamed(1.0)).seconds
+        ratio = (pricer().price(op).seconds - start_s) / (pricer().price(plain).seconds - start_s)
+        assert ratio == pytest.approx(factor, rel=1e-3)
+        assert fused.price(op).seconds == fused.price(plain).seconds
+        merged = streamed(1e9, f"fused.{name}+add")
+        assert pricer().price(merged).seconds == pricer().price(plain).seconds
 
 
 def test_attention_follows_its_pairs_and_the_kernel_that_computes_it() -> None:

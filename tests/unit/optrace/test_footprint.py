@@ -11,7 +11,7 @@ from rollart.core.errors import ConfigError
 from rollart.optrace.analytic import analytic_trace
 from rollart.optrace.footprint import memory
 from rollart.optrace.transforms import derived
-from rollart.perf.memory import StageMemory, stage_memory
+from rollart.perf.memory import FRAMEWORK_BYTES, StageMemory, stage_memory
 from rollart.perf.shapes import ModelShape, gpt_shape, model_shape
 from rollart.perf.train_plan import Framework, TrainingPlan
 
@@ -77,6 +77,20 @@ def test_32_bit_training_keeps_no_second_copy_of_the_weights() -> None:
     ours = counted(GPT, plan, EARLY)
     assert ours.weights == ours.gradients == ours.optimizer / 2
     assert counted(GPT, replace(PLAN, lora=True), EARLY).optimizer == 0
+
+
+def test_weights_gathered_at_once_are_of_the_two_largest_units_that_follow_each_other() -> None:
+    shape = model_shape("llama3-8b")
+    plan = TrainingPlan(devices=8, micro_batch=1, global_batch=8, sequence=1024, dp=8, shards=3)
+    trace = derived(analytic_trace(shape, plan, CURRENT), plan, CURRENT)
+    layer, head = trace.parts[trace.layers[0]].parameters, trace.parts[trace.head].parameters
+    assert head > 2 * layer
+    # the norm and the head are a unit, and so is the embedding
+    assert memory(trace, plan, CURRENT, 0).buffers - FRAMEWORK_BYTES == pytest.approx(2 * (layer + head))
+    deep = replace(plan, devices=24, pp=3)
+    middle = memory(derived(analytic_trace(shape, deep, CURRENT), deep, CURRENT), deep, CURRENT, 1)
+    assert middle.buffers - FRAMEWORK_BYTES == pytest.approx(2 * 2 * layer)
+    assert memory(trace, plan, CURRENT, 0, layers=()).buffers - FRAMEWORK_BYTES == pytest.approx(2 * 2 * head)
 
 
 def test_a_stage_or_trace_of_another_plan_is_refused() -> None:

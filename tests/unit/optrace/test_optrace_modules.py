@@ -234,7 +234,7 @@ def test_a_read_of_a_count_needs_one_too() -> None:
     line = line_of("the line that reads how many there are")
     with pytest.raises(ConfigError, match="the number of true values"):
         traced("counting_net")
-    trace = capture(resolve(f"{__name__}:counting_net"), plan(), assume={f"{__name__}.py": "1000"})
+    trace = capture(resolve(f"{__name__}:counting_net"), plan(), assume={f"optrace/{__name__}.py": "1000"})
     assert any(op.shape == (1000, 3) for op in trace.parts["head"].forward)
     assert str(line) in trace.reads[0].where
 
@@ -260,6 +260,8 @@ def test_a_read_of_a_count_needs_one_too() -> None:
             "-5: it counts true values of 8192; the nearest is 0",
         ),
         ("counting_net", {"test_optrace_modules.py": "99999"}, plan(), "the nearest is 8192"),
+        ("counting_net", {"modules.py": "1"}, plan(), "the number of true values"),
+        ("counting_net", {"e/test_optrace_modules.py": "1"}, plan(), "the number of true values"),
         ("counting_net", {"test_optrace_modules.py": "inf"}, plan(), "'inf' is no value"),
         ("without_attention", {}, CUT, "cp=2 cuts sequences, and no attention was seen"),
         ("convolution", {}, CUT, r"cp 2 cuts sequences of 32 tokens, its inputs are \[\(2, 3, 16, 16\)\]"),

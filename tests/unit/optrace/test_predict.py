@@ -14,11 +14,10 @@ import pytest
 
 from rollart.core.errors import ConfigError
 from rollart.optrace.accounts import TRACED_LOG_STD
-from rollart.optrace.analytic import analytic_trace
 from rollart.optrace.costs import step_log_std
 from rollart.optrace.job import OPTIONS, Job, job_from
 from rollart.optrace.ops import Trace
-from rollart.optrace.predict import Predicted, Setting, predict, predicted, run, setting_of
+from rollart.optrace.predict import Predicted, Setting, by_numbers, predict, predicted, run, setting_of
 from rollart.optrace.prediction import Prediction
 from rollart.optrace.sources import Source
 from rollart.perf.device_profile import DeviceProfile, OpTime, Origin
@@ -26,7 +25,6 @@ from rollart.perf.devices import device
 from rollart.perf.links import fabric
 from rollart.perf.step_table import read_step_table
 from rollart.perf.train_calibration import predict_step
-from rollart.perf.train_plan import framework
 
 MODEL = "llama3-8b"
 GPT = "gpt:layers=4,hidden=1024,heads=8,vocab=4096"
@@ -35,12 +33,6 @@ BAND = 0.2
 """Between a traced step and the closed form by one law."""
 COUNTS = ("layers", "attention_layers", "dense_layers", "moe_layers")
 BASE: Mapping[str, Any] = {"tp": 2, "pp": 2, "dp": 4, "seq": 4096, "global_batch": 32}
-
-
-def by_blocks(source: Source, job: Job) -> Trace:
-    """The trace of a public model's blocks, without torch."""
-    assert source.shape is not None
-    return analytic_trace(source.shape, job.plan, framework(job.framework))
 
 
 def small(of: Setting) -> Setting:
@@ -53,7 +45,7 @@ def small(of: Setting) -> Setting:
 
 @cache
 def _told(model: str, options: str) -> Predicted:
-    return predicted(small(setting_of(job_from(model, json.loads(options)))), capture=by_blocks)
+    return predicted(small(setting_of(job_from(model, json.loads(options)))), capture=by_numbers)
 
 
 def told(model: str = MODEL, **options: Any) -> Prediction:
@@ -96,7 +88,7 @@ EFFECTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Callable[[Predict
     "seed": ({"jitter": 0.1}, {"seed": 2}, step, "!="),
     "overlap_level": ({"overlap_level": "0", "dp": 8}, {"overlap_level": "1"}, step, ">"),
 }  # fmt: skip
-ELSEWHERE = {"profile", "assume", "clip", "built_layers"}
+ELSEWHERE = {"profile", "assume", "clip", "built_layers", "capture"}
 """Options of what is captured and measured: tests of the real model below and of prices."""
 
 
@@ -163,7 +155,7 @@ def test_the_figures_of_a_class_make_the_step() -> None:
 
 def test_the_same_job_gives_the_same_prediction_and_timeline() -> None:
     of = small(setting_of(job_from(MODEL, {**BASE, "jitter": 0.05, "global_batch": 16})))
-    first, second = (predicted(of, capture=by_blocks) for _ in range(2))
+    first, second = (predicted(of, capture=by_numbers) for _ in range(2))
     assert first.prediction == second.prediction
     assert list(first.timeline.slices("ops")) == list(second.timeline.slices("ops"))
 
@@ -186,7 +178,7 @@ def test_twice_the_rates_never_slow_a_step() -> None:
             nvls_bytes_per_s=2 * links.nvls_bytes_per_s,
         ),
     )  # fmt: skip
-    plain, fast = (predicted(one, capture=by_blocks).prediction for one in (of, twice))
+    plain, fast = (predicted(one, capture=by_numbers).prediction for one in (of, twice))
     assert fast.step_s < plain.step_s
 
 
@@ -231,6 +223,27 @@ def test_what_is_taken_for_granted_is_said() -> None:
     assert not any("no units" in line for line in told().notes)
 
 
+def test_a_stand_in_for_a_constant_says_what_it_cannot_compare() -> None:
+    assert told().scale_basis == "measured"
+    assert not any("its kin's" in line for line in told().notes)
+    kin = told(framework="plain")
+    assert kin.scale_basis == "analytic"
+    assert any("the constant of PyTorch on H100 SXM 80GB is its kin's" in line for line in kin.notes)
+
+
+def test_a_model_that_no_family_here_has_is_written_down_from_its_numbers() -> None:
+    hybrid = {"tp": 2, "ep": 4, "dp": 8, "pp": 1, "seq": 2048, "global_batch": 64}
+    with pytest.raises(ConfigError, match=r"state-space layers, which no family here has; .* or --no-capture"):
+        setting_of(job_from("nemotron-3-super", hybrid))
+    job = job_from("nemotron-3-super", {**hybrid, "capture": False})
+    found, shape = predict(job), setting_of(job).source.shape
+    assert shape is not None
+    closed = predict_step(shape, job.plan, "H100", job.framework)
+    assert found.step_s == pytest.approx(closed.total_s, rel=BAND)
+    assert found.model_flops == pytest.approx(closed.model_flops)
+    assert "built from the numbers of the shape; no model was run" in found.notes
+
+
 def test_what_no_profile_measured_errs_by_the_tracer_too() -> None:
     found = told()
     law = step_log_std(found.scale_basis == "measured")
@@ -244,7 +257,7 @@ def test_what_no_profile_measured_errs_by_the_tracer_too() -> None:
 def test_a_timeline_opens_as_a_chrome_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     job = job_from(GPT, {**BASE, "global_batch": 16})
-    found = run(job, timeline=path, capture=by_blocks)
+    found = run(job, timeline=path, capture=by_numbers)
     composed_s = found.step_s - found.jitter_s - setting_of(job).pricer(found.plan).step_host_s
     trace = json.loads(path.read_text())
     assert trace["otherData"]["figures"] == "estimated"
@@ -257,14 +270,20 @@ def test_a_timeline_opens_as_a_chrome_trace(tmp_path: Path) -> None:
         key = (event["pid"], event["tid"])
         assert event["ts"] >= rows.get(key, 0.0) - 0.01  # microseconds are rounded
         rows[key] = event["ts"] + event["dur"]
-    assert max(rows.values()) == pytest.approx(composed_s * 1e6, rel=0.02)
+    assert max(rows.values()) == pytest.approx(found.step_s * 1e6, rel=1e-6)
+    assert trace["otherData"]["composed_s"] == pytest.approx(composed_s)
+    beside = {event["name"]: event["dur"] for event in spans if event["ts"] > composed_s * 1e6 - 0.01}
+    assert set(beside) == {"host outside layers", "slowest of many nodes"}
+    assert beside["slowest of many nodes"] == pytest.approx(found.jitter_s * 1e6, rel=1e-3)
     assert {event["args"]["provenance"] for event in spans} <= {"measured", "interpolated", "analytic", ""}
 
 
 def test_a_table_says_what_the_predictions_say(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     job = job_from(GPT, dict(BASE))
-    run(job, table=path, lengths=(1024, 4096), capture=by_blocks)
+    run(job, table=path, lengths=(1024, 4096), capture=by_numbers)
+    with pytest.raises(ConfigError, match=r"table length 1001: 2 ranks \(cp x tp\) share its tokens; use 1000"):
+        run(job, table=path, lengths=(4096, 1001), capture=by_numbers)
     table = read_step_table(path)
     assert (table.device, table.framework, table.longest) == ("H100 SXM 80GB", job.framework, 4096)
     assert sum(table.provenance.values()) == pytest.approx(1.0)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollart.core.errors import ConfigError
-from rollart.optrace.job import OPTIONS, Job, Late, check, divisor, is_module, job_from
+from rollart.optrace.job import OPTIONS, Job, Late, is_module, job_from
+from rollart.optrace.plan_checks import check, divisor
 from rollart.perf.shapes import ModelShape, model_shape
 from rollart.perf.train_plan import TrainingPlan
 
@@ -21,6 +22,7 @@ GIVEN: dict[str, Any] = {
     "dtype": "fp8", "recompute": "full", "recompute_share": 0.5, "schedule": "gpipe", "sequence_parallel": True,
     "device": "A100", "interconnect": "PCIe", "framework": "torchtitan", "profile": "p.json", "assume": ["norm=below"],
     "straggler": ["stage 1=0.5", "3=1.5x"], "overlap_level": "0", "clip": False, "built_layers": 3, "jitter": 0.1, "seed": 4,
+    "capture": False,
 }  # fmt: skip
 FIELDS = {
     "seq": "sequence", "straggler": "late",
@@ -89,6 +91,10 @@ def test_a_function_of_a_module_is_told_from_other_names() -> None:
         ({"global_batch": -1}, "global_batch=-1"),
         ({"jitter": 1.5}, "jitter=1.5: .* below 1; use jitter=0.1"),
         ({"framework": "Megatorn-Core"}, "framework=Megatorn-Core: .* did you mean megatron core"),
+        ({"seq": float("inf")}, "seq=inf: it takes a whole number"),
+        ({"capture": False, "assume": ["m.py=1"]}, "without capture no code runs that could read a value"),
+        ({"capture": False, "clip": False}, "clip=False, built_layers=2: without capture"),
+        ({"capture": False, "built_layers": 0}, "built_layers=0: without capture no layer is built"),
         ({"framework": "Foo"}, "framework=Foo: what it does is not known; Known: .*nemo.*; plain is PyTorch"),
     ],
 )
@@ -176,6 +182,11 @@ def test_a_module_of_ones_own_is_checked_for_what_is_known_and_has_no_pipeline()
         check(job_from("m:f", {"pp": 2, "dp": 3}).plan, None)
     with pytest.raises(ConfigError, match="pp=2, chunks=2: a module of your own is one stage"):
         check(job_from("m:f", {"pp": 2, "chunks": 2}).plan, None)
+
+
+def test_a_module_of_ones_own_has_no_numbers_to_be_written_down_from() -> None:
+    with pytest.raises(ConfigError, match="m:f: a module of your own has no numbers"):
+        job_from("m:f", {"capture": False})
 
 
 def test_a_module_of_ones_own_keeps_its_dtype_unless_one_is_given() -> None:

@@ -166,6 +166,23 @@ def test_data_parallel_bytes_are_weights_and_gradients_by_the_stage_of_sharding(
     assert moved(*(part.backward for part in parts)) == reduced | (gathered if shards == 3 else {})
 
 
+@pytest.mark.parametrize(("shards", "width", "bytes_each"), [(0, 4, 0), (1, 4, 0), (2, 4, 18), (3, 4, 18), (3, 2, 8)])
+def test_sharded_gradients_pass_through_a_buffer_of_all_of_them(shards: int, width: int, bytes_each: int) -> None:
+    """Copied in 2 bytes, cast if they are reduced in 4, and divided in place."""
+    plan = replace(PLAN, devices=32, dp=8, global_batch=64, shards=shards)
+    rules = replace(FLASH, grad_bytes=width)
+    trace = derived(analytic_trace(GPT, plan, rules), plan, rules)
+    moved = 0.0
+    for name in (trace.embedding, *trace.layers, trace.head):
+        ops = trace.parts[name].backward
+        buffers = [op for op in ops if op.name == "derived.gradient_buffer"]
+        moved += sum(op.moved_bytes for op in buffers)
+        reduced = [op for op in ops if op.axis == "dp" and op.collective == "reduce_scatter"]
+        assert not buffers or [op.deps for op in reduced] == [(op.id,) for op in buffers]
+        assert all(op.weight_gradient and op.deps for op in buffers)
+    assert moved == pytest.approx(bytes_each * rank_parameters(GPT, plan)[0])
+
+
 def test_gradients_are_reduced_in_buckets_as_they_become_complete() -> None:
     plan = replace(PLAN, devices=32, dp=8, global_batch=64)
     whole = trace_of(GPT, plan, FLASH)

@@ -96,6 +96,7 @@ def test_the_file_holds_all_of_it(tmp_path: Path) -> None:
         ({"plan": 4}, "is no map"),
         ({"provenance": {"measured": 0.5}}, "sums to 0.5"),
         ({"parameters": 0}, "parameters above 0"),
+        ({"provenance": "ab"}, "wrong kind"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_by_name(change: dict[str, Any], says: str) -> None:

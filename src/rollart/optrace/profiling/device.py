@@ -84,10 +84,11 @@ def profile_ops(
 
 
 def profile_device(
-    out: Path, *, device: str = "cuda", minutes: float = 5.0, threads: int = 1, grid: str = "", ranks: int | None = None
-) -> DeviceProfile:
-    """Measure the grid of operators, collectives between `ranks` local processes (None: all GPUs, 2 on a CPU; below 2:
-    none) and kernels beside them, within about `minutes`; write it to `out`.
+    out: Path, *, device: str = "cuda", minutes: float = 5.0, threads: int = 1, grid: str = "", ranks: int | None = None,
+    first: Sequence[Op] = (),
+) -> DeviceProfile:  # fmt: skip
+    """Measure `first` (the operators of a job), the grid of operators, collectives between `ranks` local processes (None: all
+    GPUs, 2 on a CPU; below 2: none) and kernels beside them, within about `minutes`; write it to `out`.
 
     Raises ConfigError for a device that is not here, an unknown grid or a file that cannot be written.
     """
@@ -98,6 +99,7 @@ def profile_device(
     group = (torch.cuda.device_count() if where.type == "cuda" else 2) if ranks is None else ranks
     share = OPERATORS_SHARE if group > 1 else 1.0
     asked = within([op for dtype in _dtypes(where) for op in operators(sizes, dtype)], _room(where) / 4)
+    asked = [*first, *asked]
     rounds = DEVICE_ROUNDS if where.type == "cuda" else ROUNDS
     found = profile_ops(asked, device=device, threads=threads, rounds=rounds, minutes=minutes * share)
     found = (
