@@ -18,6 +18,7 @@ from rollart.core.errors import StoreError
 from rollart.observe.interruptions import told
 from rollart.observe.live import LiveState, Picture, plain_line, sparkline, waiting
 from rollart.observe.log import Event
+from rollart.observe.metrics import MetricsFold
 from rollart.observe.tally import wilson
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Display:
         self._stream = sys.stdout if stream is None else stream
         self._live = self._stream.isatty() and not plain
         self._every_steps, self._every_s = every_steps, every_s
-        self._state = LiveState()
+        self._state = LiveState(whole=self._live)
         self._lock = threading.Lock()
         self._event_at = time.monotonic()
         self._closing = threading.Event()
@@ -64,7 +65,14 @@ class Display:
         self._thread = threading.Thread(target=self._run, name="display", daemon=True)
         self._thread.start()
 
+    def follow(self, metrics: MetricsFold) -> None:
+        """Show what this fold has, to which each event goes before it comes here. Call it before the first event."""
+        self._state = LiveState(metrics, whole=self._live)
+
     def __call__(self, event: Event) -> None:
+        if not self._state.shows(event["kind"]):
+            self._state.t, self._event_at = event["t"], time.monotonic()
+            return
         with self._lock:
             self._state(event)
             self._event_at = time.monotonic()

@@ -17,8 +17,11 @@ from rollart.observe.metrics import MetricsFold, steps_done
 HISTORY = 40
 """Steps in a sparkline: what fits beside the figures on 100 columns."""
 BARS = "▁▂▃▄▅▆▇█"
-PHASE_AFTER = {"traj_started": "opening", "turn_routed": "generating", "turn_done": "stepping"}
-PHASE_ENDS = ("traj_finished", "env_opened", "env_stepped", "scored")
+PHASES: Mapping[str, str | None] = {
+    **{"traj_started": "opening", "turn_routed": "generating", "turn_done": "stepping"},
+    **dict.fromkeys(("traj_finished", "env_opened", "env_stepped", "scored")),
+}
+"""What an attempt is at after an event of a kind; None: at nothing that is shown."""
 WORDS_OF_FAILURE = 5
 """Failures told one by one; then they are only counted."""
 
@@ -60,8 +63,11 @@ class Picture:
 class LiveState:
     """Feed events in order. `news` collects lines that are worth saying once."""
 
-    def __init__(self) -> None:
-        self.metrics = MetricsFold()
+    def __init__(self, metrics: MetricsFold | None = None, *, whole: bool = True) -> None:
+        """`metrics`: a fold that has each event before it comes here; by default one of its own. `whole`: false for lines
+        alone, which do not tell what attempts are at."""
+        self.metrics = MetricsFold() if metrics is None else metrics
+        self._feeds, self._whole = metrics is None, whole
         self.started: Mapping[str, Any] = {}
         self.phase = "starting"
         self.t = 0.0
@@ -99,17 +105,19 @@ class LiveState:
 
     def __call__(self, event: Event) -> None:
         kind, self.t = event["kind"], event["t"]
-        for row in self.metrics(event):
-            self._metrics(row)
-        if "attempt" in event:
-            self._trajectory(kind, event)
+        if self._feeds:
+            self.metrics(event)
+        if self._whole and kind in PHASES:
+            self._trajectory(event, PHASES[kind])
         handle = self._on.get(kind)
         if handle is not None:
             handle(event, event["data"])
 
+    def shows(self, kind: str) -> bool:
+        """Whether anything but the time changes with an event of this kind."""
+        return self._feeds or kind in self._on or (self._whole and kind in PHASES)
+
     def _metrics(self, row: Row) -> None:
-        if "time/all/train_step/sum" not in row:
-            return
         self.row, self.step = row, int(row[STEP])
         for task in self.started["mix"]:
             reward = row.get(f"reward/{task}/trained/mean")
@@ -117,15 +125,14 @@ class LiveState:
                 kept = self.history.setdefault(task, deque(maxlen=HISTORY))
                 kept.append((reward, row[f"success/{task}/trained/mean"]))
 
-    def _trajectory(self, kind: str, event: Event) -> None:
-        if kind in PHASE_AFTER or kind in PHASE_ENDS:
-            key = (event["traj"], event["attempt"])
-            before, after = self._where.pop(key, None), PHASE_AFTER.get(kind)
-            if before is not None:
-                self.at[before] -= 1
-            if after is not None:
-                self._where[key] = after
-                self.at[after] += 1
+    def _trajectory(self, event: Event, after: str | None) -> None:
+        key = (event["traj"], event["attempt"])
+        before = self._where.pop(key, None)
+        if before is not None:
+            self.at[before] -= 1
+        if after is not None:
+            self._where[key] = after
+            self.at[after] += 1
 
     # --- what the parts do
 
@@ -133,6 +140,7 @@ class LiveState:
         self._trainer(f"training step {steps_done(event)}")
 
     def _on_step_finished(self, event: Event, data: Mapping[str, Any]) -> None:
+        self._metrics(self.metrics.last)
         self._trainer("waiting for a batch")
 
     def _on_published(self, event: Event, data: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ class MetricsFold:
     def __init__(self) -> None:
         self.mix: Mapping[str, float] = {}
         self.step = 0
+        self.last: Row = {}
+        """Of the last step that was finished."""
         self._success_at: Mapping[str, float] = {}
         self.members = Members()
         self._released: dict[int, list[tuple[list[Finished], int]]] = {}
@@ -44,7 +47,12 @@ class MetricsFold:
     def __call__(self, event: Event) -> list[Row]:
         handle = self._on.get(event["kind"])
         row = handle(event, event["data"]) if handle else None
-        return [in_order(row)] if row else []
+        if not row:
+            return []
+        ordered = in_order(row)
+        if event["kind"] == "step_finished":
+            self.last = ordered
+        return [ordered]
 
     @property
     def live(self) -> Mapping[str, int]:
@@ -130,23 +138,24 @@ class MetricsFold:
         self._since.note("engine", "all", "sticky", float(data["sticky"]))
 
     def _on_turn_done(self, event: Event, data: Mapping[str, Any]) -> None:
+        note, traj = self._since.note, event["traj"]
         self._engines.done(event["engine"], request_of(event), event["t"])
-        self._since.note("engine", "all", "prefilled_tokens", data["prefilled"])
-        self._since.note("engine", "all", "rebuilt_tokens", data["rebuilt"])
-        if event["traj"].startswith("train/"):
-            task = task_of(event["traj"])
-            self._since.note("time", task, "turn", data["seconds"])
-            self._since.note("throughput", task, "sampled_tokens", data["sampled"])
+        note("engine", "all", "prefilled_tokens", data["prefilled"])
+        note("engine", "all", "rebuilt_tokens", data["rebuilt"])
+        if traj.startswith("train/"):
+            task = task_of(traj)
+            note("time", task, "turn", data["seconds"])
+            note("throughput", task, "sampled_tokens", data["sampled"])
 
     def _on_env_stepped(self, event: Event, data: Mapping[str, Any]) -> None:
-        self._train_time(event, "env_step")
+        traj = event["traj"]
+        if traj.startswith("train/"):
+            self._since.note("time", task_of(traj), "env_step", data["seconds"])
 
     def _on_scored(self, event: Event, data: Mapping[str, Any]) -> None:
-        self._train_time(event, "score")
-
-    def _train_time(self, event: Event, name: str) -> None:
-        if event["traj"].startswith("train/"):
-            self._since.note("time", task_of(event["traj"]), name, event["data"]["seconds"])
+        traj = event["traj"]
+        if traj.startswith("train/"):
+            self._since.note("time", task_of(traj), "score", data["seconds"])
 
     # --- trajectories and groups
 
@@ -238,20 +247,22 @@ class MetricsFold:
         """One trained group."""
         if not members:
             return
-        note, task = self._since.note, members[0].task
+        note, note_all, task = self._since.note, self._since.note_all, members[0].task
+        rewards = [member.reward for member in members]
         note("groups", task, "trained")
         note("groups", task, "size", len(members))
-        note("groups", task, "zero_variance", float(len({member.reward for member in members}) == 1))
+        note("groups", task, "zero_variance", float(len(set(rewards)) == 1))
         self._trained_by_task[task] = self._trained_by_task.get(task, 0) + len(members)
+        note_all("reward", task, "trained", rewards)
+        note_all("success", task, "trained", [self._success(task, reward) for reward in rewards])
+        for name in ("response_tokens", "context_tokens", "turns", "bad_actions", "spans"):
+            note_all("rollout", task, name, list(map(attrgetter(name), members)))
+        note_all("rollout", task, "trajectories", [1.0] * len(members))
+        staleness = self._versions.staleness
         for member in members:
-            note("reward", task, "trained", member.reward)
-            note("success", task, "trained", self._success(task, member.reward))
-            for name in ("response_tokens", "context_tokens", "turns", "bad_actions", "spans"):
-                note("rollout", task, name, getattr(member, name))
-            note("rollout", task, "trajectories")
             if member.oldest_version is not None and member.newest_version is not None:
-                note("staleness", task, "oldest", self._versions.staleness(version, member.oldest_version))
-                note("staleness", task, "newest", self._versions.staleness(version, member.newest_version))
+                note("staleness", task, "oldest", staleness(version, member.oldest_version))
+                note("staleness", task, "newest", staleness(version, member.newest_version))
             for name, value in member.metrics.items():
                 note("env", task, name, value)
 
@@ -311,9 +322,10 @@ def rows_of(events: Iterable[Event]) -> list[Row]:
 class MetricsWriter:
     """A sink that keeps `metrics.jsonl`."""
 
-    def __init__(self, path: Path, history: Iterable[Event] = ()) -> None:
-        """`history`: the surviving events of a resumed run, whose rows replace the file once all of it was read."""
-        self._fold = MetricsFold()
+    def __init__(self, path: Path, history: Iterable[Event] = (), *, fold: MetricsFold | None = None) -> None:
+        """`history`: the surviving events of a resumed run, whose rows replace the file once all of it was read. `fold`: one
+        that somebody else looks at too."""
+        self._fold = MetricsFold() if fold is None else fold
         write_rows(path, (row for event in history for row in self._fold(event)))
         self._lines = LineWriter(path, append=True)
 

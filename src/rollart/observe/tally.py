@@ -6,8 +6,10 @@ Invariant: they need memory for what is open now (live requests), never for what
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 from rollart.sched.staleness import Lineage
@@ -34,6 +36,15 @@ class Stat:
         self.squares += value * value
         self.low = min(self.low, value)
         self.high = max(self.high, value)
+
+    def add_all(self, values: Iterable[float | None]) -> None:
+        """As if each had been added, to the last bit: sums grow one by one."""
+        finite = [value for value in values if value is not None and math.isfinite(value)]
+        self.n += len(finite)
+        self.total = reduce(add, finite, self.total)
+        self.squares = reduce(add, [value * value for value in finite], self.squares)
+        self.low = min([self.low, *finite])
+        self.high = max([self.high, *finite])
 
     def merge(self, other: Stat) -> None:
         """As if its numbers had been added here too."""
@@ -120,8 +131,9 @@ class EngineMeter:
             self.lost(engine, t)
 
     def routed(self, engine: str, request: Hashable, t: float) -> None:
-        self.joined(engine, t)
-        now = self._engines[engine]
+        now = self._engines.get(engine)
+        if now is None:
+            now = self._engines[engine] = _Engine(t)
         _advance(now, t)
         now.live.add(request)
 
@@ -138,7 +150,8 @@ class EngineMeter:
 
     @property
     def live(self) -> dict[str, int]:
-        return {name: len(engine.live) for name, engine in self._engines.items()}
+        # a copy: who shows it may ask in a thread of its own
+        return {name: len(engine.live) for name, engine in self._engines.copy().items()}
 
     def read(self, t: float) -> EngineTime:
         """Totals since the start or the last `reset`."""
@@ -158,11 +171,14 @@ class EngineMeter:
 
 
 def _advance(engine: _Engine, t: float) -> None:
-    passed_s = max(0.0, t - engine.since)
-    engine.since = max(engine.since, t)
+    passed_s = t - engine.since
+    if passed_s <= 0.0:
+        return
+    engine.since = t
     engine.seen_s += passed_s
-    engine.request_s += passed_s * len(engine.live)
-    if not engine.live:
+    if engine.live:
+        engine.request_s += passed_s * len(engine.live)
+    else:
         engine.idle_s += passed_s
 
 

@@ -11,11 +11,11 @@ with the error, as its last word.
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 from rollart.runtime import line
+from rollart.runtime.encoding import decoded, encoded
 from rollart.runtime.line import ANSWER, BATCH, BROKEN, Address, Line, Offer
 from rollart.sched.pacing import answer_pause_s, newer_mean_s
 
@@ -76,7 +76,7 @@ class Answering:
     # --- in one process ------------------------------------------------------------------------------------------------
 
     async def submit(self, blob: bytes) -> None:
-        self.take_in(pickle.loads(blob))
+        self.take_in(decoded(blob))
 
     async def poll(self, wait_s: float) -> bytes:
         """Return when there is something to answer, or after `wait_s`. Raises what broke the actor's work."""
@@ -88,7 +88,7 @@ class Answering:
         self._ready.clear()
         if self._error is not None:
             raise self._error
-        return pickle.dumps(self.take_out(), protocol=pickle.HIGHEST_PROTOCOL)
+        return encoded(self.take_out())
 
     # --- on a line -----------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Answering:
         try:
             if kind != BATCH:
                 raise ValueError(f"a frame of kind {kind} is none that an actor takes")
-            self.take_in(pickle.loads(body))
+            self.take_in(decoded(body))
         # boundary: whatever a batch brings about here, who sent it waits for its answers
         except Exception as error:  # noqa: BLE001
             self.broke(error)
@@ -126,7 +126,7 @@ class Answering:
             return
         if self._error is None:
             try:
-                self._line.send(ANSWER, pickle.dumps(self.take_out(), protocol=pickle.HIGHEST_PROTOCOL))
+                self._line.send(ANSWER, encoded(self.take_out()))
             # boundary: an answer that cannot be sent leaves its asker waiting for ever
             except Exception as error:  # noqa: BLE001
                 self._error = error

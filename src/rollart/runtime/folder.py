@@ -20,7 +20,7 @@ from rollart.core.events import Sink, header
 from rollart.core.snapshot import Resumed
 from rollart.observe.display import Display
 from rollart.observe.log import Event, EventLog, EventWriter
-from rollart.observe.metrics import MetricsWriter
+from rollart.observe.metrics import MetricsFold, MetricsWriter
 from rollart.observe.past import Past, number_of, past_of
 from rollart.observe.run_folder import CONFIG, EVENTS, METRICS, checkout
 from rollart.observe.trajectories import Encoded, Pieces, TrajectoryWriter
@@ -151,7 +151,9 @@ def open_records(
     history: Iterator[Event] = iter(())
     if resumed is not None and resumed.snapshot is not None:
         history = _replayed(folder / EVENTS, resumed.snapshot.seq, display)
-    metrics = MetricsWriter(folder / METRICS, history)
+    fold = MetricsFold()
+    display.follow(fold)
+    metrics = MetricsWriter(folder / METRICS, history, fold=fold)
     stack.callback(metrics.close)
     head = header(
         run=config.name, incarnation=start.incarnation, clock="monotonic", world=config.world.kind, git=checkout()
@@ -172,12 +174,12 @@ def open_records(
 
 
 def _replayed(path: Path, last_seq: int, display: Display) -> Iterator[Event]:
-    """The events that stand, shown to the display as they are read."""
+    """The events that stand, each shown to the display once it was taken."""
     for event in EventLog(path, lambda torn: None).events():
         if event["seq"] > last_seq:
             return
-        display.replay(event)
         yield event
+        display.replay(event)
 
 
 def _encode(payload: object) -> Encoded:

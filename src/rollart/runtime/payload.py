@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from rollart.core.types import Segment
 
+INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPayload:
@@ -22,6 +24,8 @@ class TokenPayload:
 
 
 def ids_of(segment: Segment) -> NDArray[np.int32]:
-    """All token ids of a segment, shape (n_tokens,)."""
+    """All token ids of a segment, shape (n_tokens,); nobody writes into them, they may be a piece's own."""
     parts = [piece.payload.ids for piece in segment.pieces if isinstance(piece.payload, TokenPayload)]
+    if len(parts) == 1:
+        return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)

@@ -18,7 +18,6 @@ once with the cause and nothing is sent any more.
 from __future__ import annotations
 
 import asyncio
-import pickle
 import secrets
 import shutil
 import tempfile
@@ -30,6 +29,7 @@ from rollart.core.errors import ClusterError, failure
 from rollart.core.types import Boundary, Failure
 from rollart.runtime import line
 from rollart.runtime.actors import InlineHandle, call, unless_done
+from rollart.runtime.encoding import decoded, encoded
 from rollart.runtime.line import ANSWER, BATCH, BROKEN, Line, Offer
 from rollart.sched.pacing import PAUSE_S
 
@@ -111,7 +111,7 @@ class Wire(Generic[S, P]):
         self._sent_at = asyncio.get_running_loop().time()
         try:
             self._batches += 1
-            self._go(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
+            self._go(encoded(batch))
         # boundary: whatever keeps a batch from being sent, nobody would ever answer the items in it
         except Exception as error:  # noqa: BLE001
             self.fail(self._broken("a batch could not be sent", error))
@@ -146,7 +146,7 @@ class Wire(Generic[S, P]):
         if self.lost is not None:
             return False
         try:
-            poll = pickle.loads(answer)
+            poll = decoded(answer)
             self._on_poll(poll)
             return bool(getattr(poll, "answers", poll))
         # boundary: an answer is the actor's; one that cannot be read or taken leaves its askers waiting for ever

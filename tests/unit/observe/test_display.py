@@ -12,6 +12,7 @@ from synthetic_run import TASKS, synthetic
 from rollart.core.errors import StoreError
 from rollart.observe.display import Display, print_scores, print_summary, render
 from rollart.observe.live import LiveState, plain_line, sparkline, waiting
+from rollart.observe.metrics import MetricsFold
 from rollart.observe.report import write_results
 
 
@@ -123,6 +124,35 @@ def test_counts_of_what_is_live_agree_with_the_events() -> None:
         assert len(state.metrics.members) >= 0
     assert +state.at == {}
     assert state.picture().ready == 0
+
+
+def test_a_state_that_follows_the_fold_of_the_metrics_is_the_state_with_a_fold_of_its_own() -> None:
+    fold, alone = MetricsFold(), LiveState()
+    follows = LiveState(fold)
+    for event in synthetic().events:
+        fold(event)
+        alone(event)
+        follows(event)
+        if event["kind"] in ("step_finished", "traj_finished", "run_finished"):
+            assert follows.picture() == alone.picture()
+    assert follows.news == alone.news
+    assert alone.step == 12
+
+
+def test_a_display_that_follows_says_the_same_and_looks_at_what_it_shows_only() -> None:
+    fold, stream = MetricsFold(), io.StringIO()
+    with Display(stream, every_steps=1, every_s=1e9) as display:
+        display.follow(fold)
+        for event in synthetic().events:
+            fold(event)
+            display(event)
+    assert stream.getvalue().splitlines()[-1] == plain_lines(every_steps=1)[-1]
+    lines = {line for line in plain_lines(every_steps=1) if not line.startswith("step ")}
+    assert lines <= set(stream.getvalue().splitlines())
+    assert not LiveState(fold, whole=False).shows("turn_done")
+    assert LiveState(fold).shows("turn_done")
+    assert LiveState(fold, whole=False).shows("step_finished")
+    assert not LiveState(fold).shows("loop_lag")
 
 
 def test_a_terminal_gets_a_panel_with_sparklines() -> None:

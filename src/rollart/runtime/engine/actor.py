@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +27,9 @@ from rollart.core.types import (
     Failure,
     Fingerprint,
     Generation,
-    Live,
     Manifest,
     RequestId,
+    Sampling,
     Segment,
     Tokens,
     TrajId,
@@ -36,6 +38,8 @@ from rollart.core.types import (
 )
 from rollart.runtime.actors import fetch
 from rollart.runtime.answering import Answering
+from rollart.runtime.encoding import builder, decoded, encoded
+from rollart.runtime.engine.books import with_live
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import hf_config
 from rollart.runtime.payload import TokenPayload, ids_of
@@ -66,8 +70,8 @@ class EnginePoll:
     answers: tuple[tuple[RequestId, Generation], ...]
     totals: EngineBook
     """Without the live requests."""
-    live: tuple[tuple[TrajId, int, int, int, int, Version | None], ...]
-    """Of each its id and its progress, plain: they are in every answer, and looked at in few."""
+    live: bytes
+    """Those, encoded: they are in every answer, and looked at in few."""
     work: tuple[float, ...] = ()
     """Since the start: steps, rows, tokens, context of `slots.Work`, and the CPU seconds of the steps."""
 
@@ -75,12 +79,11 @@ class EnginePoll:
     def of(
         cls, answers: Sequence[tuple[RequestId, Generation]], book: EngineBook, work: tuple[float, ...] = ()
     ) -> EnginePoll:
-        live = tuple((*rid, one.n_tokens, one.oldest_version) for rid, one in book.live.items())
-        return cls(answers=tuple(answers), totals=replace(book, live={}), live=live, work=work)
+        rows = tuple((*rid, one.n_tokens, one.oldest_version) for rid, one in book.live.items())
+        return cls(answers=tuple(answers), totals=replace(book, live={}), live=encoded(rows), work=work)
 
     def book(self) -> EngineBook:
-        live = {RequestId(*row[:4]): Live(n_tokens=row[4], oldest_version=row[5]) for row in self.live}
-        return replace(self.totals, live=live)
+        return with_live(self.totals, decoded(self.live))
 
 
 class EngineActor(Answering):
@@ -171,7 +174,8 @@ class EngineActor(Answering):
         answers, self._answers = self._answers, []
         done = self._core.work
         work = (done.steps, done.rows, done.tokens, done.context, round(self._step_cpu_s, 6))
-        return EnginePoll.of(answers, self._core.book(), work)
+        live = encoded(self._core.progress())
+        return EnginePoll(answers=tuple(answers), totals=self._core.totals(), live=live, work=work)
 
     async def prefetch(self, manifest: Manifest) -> Failure | None:
         """Fetch a version's buckets, one call each, and lay its tensors out beside those served.
@@ -262,8 +266,38 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield piece
 
 
-def flat(request: TurnRequest) -> TurnRequest:
+# --- how requests travel -------------------------------------------------------------------------------------------------
+
+
+class Flat:
+    """A request as plain values, which is a request again where it is decoded."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: tuple[object, ...]) -> None:
+        self._values = values
+
+    def __reduce__(self) -> tuple[Callable[..., TurnRequest], tuple[object, ...]]:
+        return _asked, self._values
+
+
+def flat(request: TurnRequest) -> Flat:
     """The request with its context as one piece: what an engine needs, and much less to send."""
     ids = ids_of(request.context)
-    context = Segment(pieces=(Tokens(n_tokens=len(ids), payload=TokenPayload(ids=ids)),))
-    return replace(request, context=context)
+    return Flat((tuple(request.id), ids.tobytes(), ids.dtype.str, _sampling_of(request.sampling), *_others_of(request)))
+
+
+def _asked(
+    rid: tuple[TrajId, int, int, int], data: bytes, dtype: str, sampling: tuple[Any, ...], *others: Any
+) -> TurnRequest:
+    ids = np.frombuffer(data, dtype)
+    context = _segment((_tokens(len(ids), (), _payload(ids, None, None)),), None, 0, len(ids))
+    request: TurnRequest = _request(RequestId(*rid), context, _sampling(*sampling), *others)
+    return request
+
+
+_SHOWN = ("id", "context", "sampling")
+_sampling_of = attrgetter(*(field.name for field in fields(Sampling)))
+_others_of = attrgetter(*(field.name for field in fields(TurnRequest) if field.name not in _SHOWN))
+_request = builder(TurnRequest, first=_SHOWN)
+_segment, _tokens, _payload, _sampling = builder(Segment), builder(Tokens), builder(TokenPayload), builder(Sampling)

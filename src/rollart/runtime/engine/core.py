@@ -25,7 +25,6 @@ from rollart.core.types import (
     Failure,
     Finish,
     Generation,
-    Live,
     Purpose,
     RequestId,
     Tokens,
@@ -33,6 +32,7 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
+from rollart.runtime.engine import books
 from rollart.runtime.engine.admission import WaitingRoom, refusal
 from rollart.runtime.engine.backend import Path, backend_for
 from rollart.runtime.engine.batch import Batch, Layout, pack
@@ -214,13 +214,15 @@ class EngineCore:
 
     def book(self) -> EngineBook:
         """Cumulative sampled tokens per purpose, and what the requests in the engine have of them."""
-        live = {}
-        for id_, row in self._rows.items():
-            n = len(row.logprobs) if row.slot is None else int(self._table.length[row.slot]) - row.n_context
-            oldest = row.spans[0].version if row.spans else self.version
-            live[id_] = Live(n_tokens=n, oldest_version=oldest if n else None)
-        sampled = {purpose: int(n) for purpose, n in zip(PURPOSES, self._sampled, strict=True)}
-        return EngineBook(sampled=sampled, live=live, rebuilt_tokens=self._rebuilt_tokens)
+        return books.with_live(self.totals(), self.progress())
+
+    def totals(self) -> EngineBook:
+        """The book without its live requests."""
+        sampled = dict(zip(PURPOSES, self._sampled.tolist(), strict=True))
+        return EngineBook(sampled=sampled, rebuilt_tokens=self._rebuilt_tokens)
+
+    def progress(self) -> tuple[books.Progress, ...]:
+        return books.progress(self._rows.values(), self._table, self.version)
 
     # --- memory ---------------------------------------------------------------------------------------------------
 

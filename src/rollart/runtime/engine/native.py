@@ -1,6 +1,6 @@
 """Attention of decoding rows as a function in C, compiled on first use by the machine's own compiler.
 
-Owns the calls of the library (`compiled.py`). Invariants: the result is that of `scaled_dot_product_attention` over each
+Owns the calls of the library (`runtime.compiled`). Invariants: the result is that of `scaled_dot_product_attention` over each
 row's own length up to rounding; where there is no kernel, the engine uses torch alone and can say why. What it is for: torch's
 kernel on CPUs reads every row to the length of the longest, and waits for memory.
 """
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rollart.runtime.compiled import DECODING, library
 from rollart.runtime.engine.cache import Ints
-from rollart.runtime.engine.compiled import library
 from rollart.runtime.engine.reads import Reads
 
 Wanted = Literal["auto", "off", "required"]
@@ -119,5 +119,5 @@ def decode_kernel(dtype: torch.dtype, device: torch.device, head_dim: int, wante
         return Decoding(None, f"there is no kernel for {str(dtype).removeprefix('torch.')}")
     if head_dim > MAX_HEAD_DIM:
         return Decoding(None, f"heads of {head_dim} are wider than the {MAX_HEAD_DIM} that the kernel takes")
-    found = library()
+    found = library(DECODING)
     return Decoding(None, found, True) if isinstance(found, str) else Decoding(DecodeKernel(found, dtype))

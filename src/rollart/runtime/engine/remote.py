@@ -29,7 +29,7 @@ from rollart.core.types import (
     Version,
 )
 from rollart.runtime.actors import call
-from rollart.runtime.engine.actor import Command, EnginePoll, Forget, flat
+from rollart.runtime.engine.actor import EnginePoll, Flat, Forget, flat
 from rollart.runtime.wire import Wire
 
 
@@ -52,7 +52,7 @@ class RemoteEngine:
         self.work: tuple[float, ...] = ()
         """Of the last answer; see `EnginePoll`."""
         self._exchange: Exchange[RequestId, Generation] = Exchange(self._orphan)
-        self._wire: Wire[Command, EnginePoll] = Wire(
+        self._wire: Wire[Flat | RequestId | Forget, EnginePoll] = Wire(
             actor, where="engine", on_poll=self._polled, on_lost=self._failed, sockets=sockets
         )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from rollart.config.schema import RunConfig
 from rollart.core.errors import ClusterError, TrainerError, TrainerLost, failure
 from rollart.core.types import Failure, Manifest, Sample, Version
 from rollart.runtime.actors import Actors, call
+from rollart.runtime.encoding import decoded, encoded
 from rollart.runtime.heap import keep_freed_memory
 from rollart.runtime.trainer import ranks
 from rollart.runtime.trainer.packing import micro_batches
@@ -58,7 +58,7 @@ class Episode(Protocol):
 
 
 class TrainerActor:
-    """One rank in its process. Sample rows come as one pickled byte string: Ray would ship each small array by itself."""
+    """One rank in its process. Sample rows come as one encoded byte string: Ray would ship each small array by itself."""
 
     def __init__(self, spec: TrainerSpec, rank: int, put: Callable[[Any], Any]) -> None:
         if spec.alone:
@@ -90,14 +90,14 @@ class TrainerActor:
         self._trainer.begin(step, total_weight=total_weight)
 
     def accumulate(self, blob: bytes) -> dict[str, float]:
-        batch: Batch = pickle.loads(blob)
+        batch: Batch = decoded(blob)
         return self._trainer.accumulate(batch)
 
     def finish(self) -> dict[str, float]:
         return self._trainer.finish()
 
     def logprobs(self, blob: bytes) -> dict[SampleKey, NDArray[np.float32]] | None:
-        batch: Batch = pickle.loads(blob)
+        batch: Batch = decoded(blob)
         found = self._trainer.logprobs(batch)
         return None if self._rank else found
 
@@ -117,7 +117,7 @@ class TrainerActor:
             self._trainer.close()
 
     def warm_start(self, blob: bytes, steps: int, batch: int, lr: float, seed: int) -> dict[str, float]:
-        transcripts: list[Transcript] = pickle.loads(blob)
+        transcripts: list[Transcript] = decoded(blob)
         return warm_start(self._trainer, transcripts, steps=steps, batch=batch, lr=lr, seed=seed)
 
 
@@ -210,7 +210,7 @@ class RemoteTrainer:
     ) -> Mapping[str, float]:
         """See `warm.warm_start`: `loss`, `tokens`, `steps`, `seconds`."""
         plain = [Transcript(np.asarray(one.ids), np.asarray(one.sampled)) for one in transcripts]
-        blob = pickle.dumps(plain, protocol=pickle.HIGHEST_PROTOCOL)
+        blob = encoded(plain)
         done: Mapping[str, float] = (await self._all("warm_start", blob, steps, batch, lr, seed))[0]
         return done
 
@@ -230,7 +230,7 @@ class RemoteTrainer:
         spec = self.spec
         rows = loss_rows(samples, spec.algorithm, spec.sampling, longest=spec.longest_response)
         parts = micro_batches(rows, ranks=spec.trainer.ranks, micro_batch_tokens=spec.trainer.micro_batch_tokens)
-        return [pickle.dumps(of_rank, protocol=pickle.HIGHEST_PROTOCOL) for of_rank in parts]
+        return [encoded(of_rank) for of_rank in parts]
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
         return await self._each(method, [arguments] * len(self._ranks))
