@@ -37,7 +37,11 @@ class Served:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
         )  # fmt: skip
         self._seen = psutil.Process(self._process.pid)
-        self.versions: dict[str, str] = self._answer()["versions"]
+        try:
+            self.versions: dict[str, str] = self._answer()["versions"]
+        except RuntimeError:
+            self.close()
+            raise
 
     def __call__(self, work: Workload) -> float:
         """Samples the workload once; the seconds that the process took for it, without reading it."""
@@ -67,12 +71,14 @@ class Served:
     def close(self) -> None:
         """End the process; its input ends, then it does."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
         self._log.close()
 
     def _answer(self) -> dict[str, Any]:

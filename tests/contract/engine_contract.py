@@ -1,4 +1,8 @@
-"""The contract of the engine port."""
+"""The contract of the engine port.
+
+No contract knows how fast an engine is, or how late it hears of it: turns that something is to meet stay under way until it
+has met them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from itertools import pairwise
 from rigs import EngineRig, until
 
 from rollart.control.weights import same_weights
-from rollart.core.types import Applied, Failure, Generation, RequestId, TurnRequest, Version
+from rollart.core.types import Applied, Failure, Generation, Manifest, RequestId, TurnRequest, Version
 
 FOREVER = float("inf")
 
@@ -25,14 +29,33 @@ async def progress(rig: EngineRig, request: TurnRequest, tokens: int = 1) -> Non
     await until(far_enough, tick_s=rig.tick_s, what=f"{tokens} tokens of {request.id}")
 
 
-async def serve(rig: EngineRig, version: Version) -> Applied:
-    """Bring new weights to the engine."""
+async def under_way(rig: EngineRig, *requests: TurnRequest, tokens: int = 1) -> list[asyncio.Task[Generation]]:
+    """Turns of which that many tokens are there each, and which do not end before `rig.go_on`."""
+    rig.hold()
+    turns = [asyncio.create_task(rig.engine.generate(request)) for request in requests]
+    for request in requests:
+        await progress(rig, request, tokens)
+    return turns
+
+
+async def fetched(rig: EngineRig, version: Version) -> Manifest:
+    """New weights, which the engine has and does not serve yet."""
     manifest = await rig.publish(version)
     assert await rig.engine.prefetch(manifest) is None
-    applied = await rig.engine.apply(version, kept="rebuild", pinned_deadline_s=FOREVER)
+    return manifest
+
+
+async def served(rig: EngineRig, manifest: Manifest) -> Applied:
+    """Serve what was fetched."""
+    applied = await rig.engine.apply(manifest.version, kept="rebuild", pinned_deadline_s=FOREVER)
     assert isinstance(applied, Applied)
     assert same_weights(applied.fingerprint, manifest.fingerprint, rig.engine.info)
     return applied
+
+
+async def serve(rig: EngineRig, version: Version) -> Applied:
+    """Bring new weights to the engine."""
+    return await served(rig, await fetched(rig, version))
 
 
 def well_formed(answer: Generation, max_tokens: int) -> None:
@@ -60,8 +83,7 @@ async def many_turns_at_once_get_each_its_own_answer(rig: EngineRig) -> None:
 
 async def an_aborted_turn_answers_with_the_tokens_so_far(rig: EngineRig) -> None:
     request = rig.request("long", max_tokens=rig.long_tokens)
-    turn = asyncio.create_task(rig.engine.generate(request))
-    await progress(rig, request)
+    [turn] = await under_way(rig, request)
     await rig.engine.abort([request.id])
     answer = await turn
     well_formed(answer, rig.long_tokens)
@@ -79,10 +101,10 @@ async def aborts_of_unknown_and_of_answered_requests_are_ignored(rig: EngineRig)
 
 async def an_aborted_turn_goes_on_from_its_tokens(rig: EngineRig) -> None:
     request = rig.request("long", max_tokens=rig.long_tokens)
-    turn = asyncio.create_task(rig.engine.generate(request))
-    await progress(rig, request)
+    [turn] = await under_way(rig, request)
     await rig.engine.abort([request.id])
     first = await turn
+    rig.go_on()
     context = request.context.extended(first.tokens)
     rest = await rig.engine.generate(rig.request("long", turn=1, context=context, max_tokens=5))
     assert rest.tokens.n_tokens == 5
@@ -127,10 +149,11 @@ async def a_fetch_changes_nothing_that_is_served(rig: EngineRig) -> None:
 
 
 async def a_kept_turn_goes_on_under_the_new_version_and_its_old_tokens_keep_theirs(rig: EngineRig) -> None:
+    manifest = await fetched(rig, 1)
     request = rig.request("kept", max_tokens=rig.long_tokens)
-    turn = asyncio.create_task(rig.engine.generate(request))
-    await progress(rig, request, 3)
-    applied = await serve(rig, 1)
+    [turn] = await under_way(rig, request, tokens=3)
+    applied = await served(rig, manifest)
+    rig.go_on()
     answer = await turn
     assert applied.live_requests == 1
     assert applied.exposed_s >= 0.0
@@ -153,10 +176,9 @@ async def a_kept_context_is_rebuilt_once_after_two_versions(rig: EngineRig) -> N
 
 
 async def a_turn_that_an_apply_aborts_answers_with_its_old_tokens(rig: EngineRig) -> None:
+    await fetched(rig, 1)
     request = rig.request("cut", max_tokens=rig.long_tokens)
-    turn = asyncio.create_task(rig.engine.generate(request))
-    await progress(rig, request)
-    assert await rig.engine.prefetch(await rig.publish(1)) is None
+    [turn] = await under_way(rig, request)
     assert isinstance(await rig.engine.apply(1, kept="abort", pinned_deadline_s=0.0), Applied)
     answer = await turn
     well_formed(answer, rig.long_tokens)
@@ -165,25 +187,26 @@ async def a_turn_that_an_apply_aborts_answers_with_its_old_tokens(rig: EngineRig
 
 
 async def a_pinned_turn_puts_an_apply_off_until_it_ends(rig: EngineRig) -> None:
+    manifest = await fetched(rig, 1)
     request = rig.request("pinned", max_tokens=rig.long_tokens, purpose="eval", pin=0)
-    turn = asyncio.create_task(rig.engine.generate(request))
-    await progress(rig, request)
-    applied = await serve(rig, 1)
-    answer = await turn
+    [turn] = await under_way(rig, request)
+    apply = asyncio.create_task(served(rig, manifest))
+    await asyncio.sleep(rig.tick_s)
+    rig.go_on()
+    answer, applied = await asyncio.gather(turn, apply)
     assert answer.finish == "length"
     assert [(span.version, span.n_tokens) for span in answer.tokens.spans] == [(0, rig.long_tokens)]
     assert applied.live_requests == 0
 
 
 async def a_pinned_turn_is_aborted_when_its_deadline_has_passed(rig: EngineRig) -> None:
+    await fetched(rig, 1)
     pinned = rig.request("pinned", max_tokens=rig.long_tokens, purpose="eval", pin=0)
     other = rig.request("other", max_tokens=rig.long_tokens)
-    turns = [asyncio.create_task(rig.engine.generate(request)) for request in (pinned, other)]
-    await progress(rig, pinned)
-    await progress(rig, other)
-    assert await rig.engine.prefetch(await rig.publish(1)) is None
+    turns = await under_way(rig, pinned, other)
     now = asyncio.get_running_loop().time()
     assert isinstance(await rig.engine.apply(1, kept="rebuild", pinned_deadline_s=now + rig.tick_s), Applied)
+    rig.go_on()
     cut, kept = await asyncio.gather(*turns)
     assert cut.finish == "aborted"
     assert {span.version for span in cut.tokens.spans} == {0}
@@ -234,11 +257,13 @@ async def the_book_equals_what_was_delivered_and_what_is_live_at_every_moment(ri
         assert sum(book.sampled.values()) == delivered + live
         return live > 0
 
+    await fetched(rig, 1)
+    rig.hold()
     requests = [rig.request(f"t{n}", max_tokens=rig.long_tokens - n) for n in range(40)]
     turns = [asyncio.create_task(ask(request)) for request in requests]
     await until(closes, tick_s=rig.tick_s, what="live tokens")
+    rig.go_on()
     await rig.engine.abort([request.id for request in requests[::3]])
-    assert await rig.engine.prefetch(await rig.publish(1)) is None
     apply = asyncio.create_task(rig.engine.apply(1, kept="rebuild", pinned_deadline_s=0.0))
     while not apply.done():
         closes()
@@ -260,9 +285,9 @@ async def the_book_tells_purposes_apart(rig: EngineRig) -> None:
 
 async def an_engine_that_slept_loses_no_turn_and_no_token(rig: EngineRig) -> None:
     request = rig.request("going", max_tokens=rig.long_tokens)
-    turn = asyncio.create_task(rig.engine.generate(request))
-    await progress(rig, request, 3)
+    [turn] = await under_way(rig, request, tokens=3)
     await rig.engine.sleep()
+    rig.go_on()
     held = asyncio.create_task(rig.engine.generate(rig.request("held")))
     await serve(rig, 1)
     await rig.engine.sleep()
@@ -271,15 +296,16 @@ async def an_engine_that_slept_loses_no_turn_and_no_token(rig: EngineRig) -> Non
     assert [answer.finish for answer in answers] == ["length", "length"]
     assert [answer.tokens.n_tokens for answer in answers] == [rig.long_tokens, 8]
     assert [span.version for span in answers[0].tokens.spans] == [0, 1]
+    assert [span.version for span in answers[1].tokens.spans] == [1], "a sleeping engine sampled it"
     well_formed(answers[0], rig.long_tokens)
     assert sum(rig.engine.book().sampled.values()) == rig.long_tokens + 8
 
 
 async def a_sleeping_engine_answers_aborts(rig: EngineRig) -> None:
     request = rig.request("going", max_tokens=rig.long_tokens)
-    turn = asyncio.create_task(rig.engine.generate(request))
-    await progress(rig, request)
+    [turn] = await under_way(rig, request)
     await rig.engine.sleep()
+    rig.go_on()
     await rig.engine.abort([request.id])
     answer = await turn
     assert answer.finish == "aborted"
@@ -290,6 +316,7 @@ async def a_sleeping_engine_answers_aborts(rig: EngineRig) -> None:
 
 async def a_lost_engine_fails_what_it_has_and_what_comes(rig: EngineRig) -> None:
     requests = [rig.request(f"t{n}", max_tokens=rig.long_tokens) for n in range(40)]
+    rig.hold()
     turns = [asyncio.create_task(rig.engine.generate(request)) for request in requests]
     await progress(rig, requests[0])
     await rig.lose()

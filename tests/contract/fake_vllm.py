@@ -17,6 +17,9 @@ from typing import Any
 
 STEP_S = 0.002
 BLOCK = 32
+HOLD = "hold"
+"""While a file of this name lies in the model's folder, no turn gets beyond its first `SHOWN_TOKENS`."""
+SHOWN_TOKENS = 8
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -36,6 +39,7 @@ def weights_of(path: Path) -> int:
 class Server:
     def __init__(self, model: Path, vocab: int, longest: int) -> None:
         self.weights = weights_of(model / "model.safetensors")
+        self.gate = model / HOLD
         self.vocab, self.longest = vocab, longest
         self.going = asyncio.Event()
         self.going.set()
@@ -60,7 +64,7 @@ class Server:
             sampled: list[int] = []
             if id_ in self.aborted:
                 finish = "abort"
-            elif self.going.is_set():
+            elif self.going.is_set() and not (len(ids) - prompt >= SHOWN_TOKENS and self.gate.exists()):
                 token = zlib.crc32(f"{self.weights} {len(ids)} {wanted['seed']}".encode()) % self.vocab
                 sampled, before = [token], ids[-1]
                 self._keep(ids)

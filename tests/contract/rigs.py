@@ -31,6 +31,10 @@ POLLS = 5000
 """How often `until` looks before it gives up: with the rigs' ticks, a minute or so of their own time."""
 
 
+def nothing() -> None:
+    """A hook that has nothing to do in a world."""
+
+
 class MakeRequest(Protocol):
     """A request that samples exactly `max_tokens` tokens if nothing stops it. `name` tells trajectories apart."""
 
@@ -58,9 +62,13 @@ class EngineRig:
     lose: Callable[[], Coroutine[Any, Any, None]]
     """Kill the engine's process."""
     long_tokens: int
-    """A turn of this length is certainly still running when its first tokens are seen."""
+    """A turn of this length is certainly still running when its first tokens have just been seen."""
     tick_s: float
     """A short time, for polling."""
+    hold: Callable[[], None] = nothing
+    """From now on no turn gets beyond its first few tokens, until `go_on`. Nothing where an engine can only step while a
+    contract waits for it: there `long_tokens` are steps enough."""
+    go_on: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

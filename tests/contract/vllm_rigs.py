@@ -37,6 +37,7 @@ from rollart.runtime.weights import fingerprint, manifest, pack
 VOCAB = TOKENIZER.vocab_size
 MODEL = ScratchModel(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96, max_positions=1024)
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+GATED = (str(Path(__file__).with_name("gated_vllm.py")), "--scheduler-cls", "gated_vllm.Gated")
 CONTEXT = 2 * fake_vllm.BLOCK
 Scores = Callable[[Mapping[str, Tensor]], tuple[float, ...]]
 
@@ -90,7 +91,7 @@ class Shared(VllmServer):
 
 
 class Sharing:
-    """Makes the one server, and another when it has been killed."""
+    """Makes the one server, with a gate in its scheduler, and another when it has been killed."""
 
     def __init__(self) -> None:
         self.server: Shared | None = None
@@ -98,7 +99,7 @@ class Sharing:
     def __call__(self, spec: ServerSpec, config: PretrainedConfig) -> VllmServer:
         if self.server is None or self.server.ended():
             self.close()
-            self.server = Shared(spec, config)
+            self.server = Shared(replace(spec, program=GATED), config)
         return self.server
 
     def close(self) -> None:
@@ -107,12 +108,14 @@ class Sharing:
 
 
 @asynccontextmanager
-async def engine(
-    make: MakeServer, scores: Scores, python: str = sys.executable, *, long_tokens: int = 240
-) -> AsyncIterator[EngineRig]:
+async def engine(make: MakeServer, scores: Scores, python: str = sys.executable) -> AsyncIterator[EngineRig]:
     torch.set_num_threads(1)
-    config = VllmEngine(kind="vllm", python=python, max_live=48, start_s=170.0)
+    config = VllmEngine(kind="vllm", python=python, max_live=48, start_s=500.0)
     servers: list[VllmServer] = []
+
+    def go_on() -> None:
+        for server in servers:
+            (server.folder / fake_vllm.HOLD).unlink(missing_ok=True)
 
     def made(spec: ServerSpec, model: PretrainedConfig) -> VllmServer:
         servers.append(make(spec, model))
@@ -139,12 +142,18 @@ async def engine(
                 while (await port.generate(request("is it gone", turn=next(turns)))).finish != "failed":
                     pass
 
+        def hold() -> None:
+            (servers[-1].folder / fake_vllm.HOLD).touch()
+
         turns = iter(range(1000))
         assert await port.prefetch(await publish(0)) is None
         applied = await port.apply(0, kept="rebuild", pinned_deadline_s=0.0)
         assert not isinstance(applied, Failure), applied
-        yield EngineRig(engine=port, request=request, publish=publish, lose=lose, long_tokens=long_tokens, tick_s=0.005)
+        yield EngineRig(
+            engine=port, request=request, publish=publish, lose=lose, long_tokens=240, tick_s=0.005, hold=hold, go_on=go_on
+        )  # fmt: skip
     finally:
+        go_on()
         port.close()
         actors.kill(actor)
 

@@ -26,6 +26,9 @@ class TrainerConfig(Node):
     plan: TrainPlan = TrainPlan()
     log_entropy: bool = True
     """Report the policy's entropy; costs no peak memory."""
+    native: Literal["auto", "off", "required"] = "auto"
+    """Whether layers are computed by the functions that the C compiler of the machine makes, between their matrix products
+    (fp32 on a CPU): where there is one, never, or always, so that a trainer without it does not start."""
 
 
 class EnvHostConfig(Node):

@@ -20,7 +20,7 @@ from rollart.control.fleet import Fleet
 from rollart.control.groups import Groups
 from rollart.control.recovery import Recovery
 from rollart.control.rollout import Rollout
-from rollart.core.errors import RunFailed, StoreError, describe, failure
+from rollart.core.errors import RunFailed, StoreError, describe, store_failure
 from rollart.core.events import Recorder
 from rollart.core.ledger import Ledger
 from rollart.core.snapshot import GroupState, Snapshot
@@ -163,7 +163,7 @@ class Checkpointing:
         try:
             kept = await self._store.save(snapshot(self._parts, step, version), self._recovery.keep)
         except StoreError as error:
-            kept = failure("store", "full", str(error))
+            kept = store_failure(error)
         finally:
             self._recovery.under_way = False
         if isinstance(kept, Failure):

@@ -94,6 +94,32 @@ class Recovery:
 
         return await self.through(version, everywhere)
 
+    async def beside(
+        self, version: Version, work: Awaitable[T], *, again: Callable[[Version], Awaitable[Version]] | None = None
+    ) -> tuple[T, Version]:
+        """Do `work` that only samples, while no training would notice that engines cannot have the weights of `version`.
+
+        Where none serves any more, they are offered again, by `again` or `publish_again`. Returns what came of the work, and
+        the number that the weights have then.
+        """
+        offer, offering, done = again or self.publish_again, False, False
+
+        async def watch() -> None:
+            nonlocal version, offering
+            while not done:
+                await self._weights.unservable()
+                offering = True
+                version = await offer(version)
+                offering = False
+
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch(), name="weights that no engine serves")
+            outcome = await work
+            done = True
+            if not offering:  # which is brought to its end: another trainer must not be left without the weights
+                watching.cancel()
+        return outcome, version
+
     async def from_nothing(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work` that needs no earlier trainer, with another trainer if one is lost over it."""
         while True:
@@ -156,11 +182,19 @@ class Recovery:
             raise RunFailed("the trainer is lost", why) from error
         self.seat.port, self.seat.lease = worker.port, worker.lease
 
-    async def first(self, number: Version) -> None:
-        """Publish weights that nothing was trained into yet; above 0 where numbers were used up that do not stand."""
+    async def first(self, number: Version) -> Version:
+        """Publish weights that nothing was trained into yet; above 0 where numbers were used up that do not stand.
+
+        Returns their number, which is the next one where a trainer is lost that had published them: this one is at the same.
+        """
+        before = self._weights.published
+        if before >= 0:
+            await self.offer(before, before + 1)
+            return before + 1
         await self._weights.publish(-1, number)
         if number > 0:
             self._buffer.lineage = self._buffer.lineage.again(0, number)
+        return number
 
     async def offer(self, version: Version, number: Version) -> None:
         """Publish the weights of `version` again. Numbers are never reused: engines may hold parts of an old one."""

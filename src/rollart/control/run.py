@@ -176,7 +176,7 @@ class _Run:
         self._daemons: set[asyncio.Task[None]] = set()
         self._winding_down = False
         self.evaluations: dict[str, list[Score]] = {}
-        self._evaluating: asyncio.Task[None] | None = None
+        self._evaluating: asyncio.Task[bool] | None = None
         self.parts = Wired(
             config, world, record, waits, elastic, ports, spawn=group.create_task, spawn_attempt=self._spawn_attempt,
             after_step=self._after, engine_lost=self._engine_lost,
@@ -190,16 +190,17 @@ class _Run:
             first_step, version = 0, await parts.recovery.from_nothing(self._begin)
         else:
             first_step, version = resumed.snapshot.step, await self._go_on(resumed, resumed.snapshot)
+        episodes, greedy = self.config.eval.episodes, self.config.eval.greedy
         if first_step == 0:
-            await self._evaluate("before", version, ("sampled",))
+            version = await self._evaluate("before", version, ("sampled",), episodes)
         producing = self._group.create_task(parts.groups.produce(), name="groups")
         version = await parts.training.run(first_step=first_step, version=version)
         await producing
         if self._evaluating is not None:
-            await self._evaluating
+            _, version = await parts.recovery.beside(version, self._evaluating)
         self._drop_the_rest()
         version = await parts.recovery.served(version)
-        await self._evaluate("after", version, ("sampled", "greedy") if self.config.eval.greedy else ("sampled",))
+        version = await self._evaluate("after", version, ("sampled", "greedy") if greedy else ("sampled",), episodes)
         version = await parts.recovery.through(version, self._conclude)
         return Result(steps=steps, version=version, evaluations=self.evaluations)
 
@@ -207,10 +208,19 @@ class _Run:
         """One evaluation of given weights, and nothing else."""
         self._daemon(self._watch(), "watch")
         self._serve()
-        await self.parts.weights.publish(-1, version)
-        await self.parts.weights.sync()
-        scores = await self.parts.evaluator.run("asked", version, episodes=None, modes=(mode,))
-        return Result(steps=0, version=version, evaluations={"asked": scores})
+        version = await self._offered(version)
+        version = await self._evaluate("asked", version, (mode,), None, again=self._offered)
+        return Result(steps=0, version=version, evaluations=self.evaluations)
+
+    async def _offered(self, version: Version) -> Version:
+        """The asked weights, served everywhere, and under which number."""
+
+        async def offer() -> Version:
+            number = await self.parts.recovery.first(version)
+            await self.parts.weights.sync()
+            return number
+
+        return await self.parts.recovery.from_nothing(offer)
 
     # --- the beginning -----------------------------------------------------------------------------------------------
 
@@ -220,12 +230,8 @@ class _Run:
         if self.world.prepare is not None:
             preparing = self.world.prepare(parts.seat.port, self.record)
             await self._once(preparing, "trainer", "baselines and warm start", config.deadlines.prepare_s, "prepare_s")
-        if parts.weights.published >= 0:  # a trainer was lost after it had published: this one is at the same weights
-            version = parts.weights.published + 1
-            await parts.recovery.offer(version - 1, version)
-        else:
-            version = 0 if self.world.resumed is None else self.world.resumed.highest_version + 1
-            await parts.recovery.first(version)
+        unused = 0 if self.world.resumed is None else self.world.resumed.highest_version + 1
+        version = await parts.recovery.first(unused)
         self._serve()
         await parts.weights.sync()
         return await parts.checkpointing.save(0, version) if parts.checkpointing.due(0) else version
@@ -271,22 +277,35 @@ class _Run:
 
     def _evaluate_if_due(self, done: int, version: Version) -> None:
         """An evaluation beside training, unless the last one still runs or the final one follows."""
-        every = self.config.eval.every
-        if every == 0 or done % every or done == self.config.schedule.steps:
+        every, episodes = self.config.eval.every, self.config.eval.episodes
+        if every == 0 or not episodes or done % every or done == self.config.schedule.steps:
             return
         if self._evaluating is not None and not self._evaluating.done():
             text = f"no evaluation after step {done - 1}: the last one still runs"
             self.record("advisory", code="evaluation_slow", text=text)
             return
         self._evaluating = self._group.create_task(
-            self._evaluate(f"step-{done}", version, ("sampled",)), name=f"evaluation after step {done - 1}"
+            self._scored(f"step-{done}", version, ("sampled",), episodes), name=f"evaluation after step {done - 1}"
         )
 
-    async def _evaluate(self, name: str, version: Version, modes: tuple[Mode, ...]) -> None:
-        if self.config.eval.episodes:
-            self.evaluations[name] = await self.parts.evaluator.run(
-                name, version, episodes=self.config.eval.episodes, modes=modes
-            )
+    async def _evaluate(
+        self, name: str, version: Version, modes: tuple[Mode, ...], episodes: int | None, *,
+        again: Callable[[Version], Awaitable[Version]] | None = None,
+    ) -> Version:  # fmt: skip
+        """An evaluation that the run waits for; returns the number that the weights have then. Where they had to be
+        published again for want of an engine that served them, what remained incomplete is evaluated again as well."""
+        complete = episodes == 0
+        while not complete:
+            asked, work = version, self._scored(name, version, modes, episodes)
+            complete, version = await self.parts.recovery.beside(version, work, again=again)
+            complete = complete or version == asked
+        return version
+
+    async def _scored(self, name: str, version: Version, modes: tuple[Mode, ...], episodes: int | None) -> bool:
+        """Whether every episode could be scored."""
+        scores = await self.parts.evaluator.run(name, version, episodes=episodes, modes=modes)
+        self.evaluations[name] = scores
+        return all(score.complete for score in scores)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

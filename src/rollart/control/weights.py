@@ -114,6 +114,8 @@ class Weights:
         self._on_missing = on_missing
         self._changed = Signal()
         self._pins: dict[Version, float] = {}
+        self._gone: set[Version] = set()
+        """Of these the versions whose bytes are gone: engines that serve one stay, others cannot get there."""
         self.published: Version = -1
         self._allowed: Version = -1
         self._missing: Failure | None = None
@@ -170,6 +172,12 @@ class Weights:
                 why = failure("engine", "timeout", f"{expired}: {', '.join(late)}")
                 raise RunFailed(f"version {version} is not served everywhere", why) from expired
 
+    async def unservable(self) -> Failure:
+        """Returns, with the reason, when no engine serves anything and none can have the newest version."""
+        while self._missing is None or len(self._fleet.router):
+            await self._fleet.changed.wait()
+        return self._missing
+
     def _serves(self, engine: str, version: Version) -> bool:
         served = self._fleet.router.version(engine)
         return served is not None and served >= version
@@ -182,6 +190,7 @@ class Weights:
 
     def unpin(self, version: Version) -> None:
         self._pins.pop(version, None)
+        self._gone.discard(version)
         self._changed.notify()
 
     # --- the engines' side -------------------------------------------------------------------------------------------
@@ -207,7 +216,8 @@ class Weights:
                 await self._wait(have)
 
     def _next(self, holds: Version) -> Version:
-        return min((pin for pin in self._pins if pin > holds and self._pinned(pin)), default=self.published)
+        pins = self._pins.keys() - self._gone
+        return min((pin for pin in pins if pin > holds and self._pinned(pin)), default=self.published)
 
     def _pinned(self, version: Version) -> bool:
         return self._pins.get(version, 0.0) > asyncio.get_running_loop().time()
@@ -242,7 +252,7 @@ class Weights:
                 "missing",
             ):  # whoever kept the bytes is gone; no engine could have them
                 if want < self.published:
-                    self.unpin(want)
+                    self._gone.add(want)
                 else:
                     self._missing = outcome
                     self._fleet.changed.notify()

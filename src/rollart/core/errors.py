@@ -18,6 +18,7 @@ A message says what, the value, and what to do.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from rollart.core.types import Boundary, Failure
@@ -91,6 +92,27 @@ FAILURE_KINDS: dict[Boundary, frozenset[str]] = {
 }
 """raised: its code raised; timeout: a deadline passed; lost: the process is gone; refused: it will not take this work.
 Of the store: torn: bytes are not what was written, or stop in the middle; refused: the place may not be written."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""The place is not one that may be written, now or later."""
+
+
+def store_kind(number: int | None) -> str:
+    """The kind of failure that an error of the system comes to; None: it has no number."""
+    if number in FULL:
+        return "full"
+    if number in REFUSED:
+        return "refused"
+    return "missing" if number == errno.ENOENT else "torn"
+
+
+def store_failure(error: StoreError) -> Failure:
+    """What an error of the store comes to, by the number that the system gave it or its cause."""
+    cause = error.__cause__
+    kind = store_kind(error.errno or (cause.errno if isinstance(cause, OSError) else None))
+    return failure("store", kind, str(error), retryable=kind == "full")
 
 
 def failure(where: Boundary, kind: str, detail: str = "", *, retryable: bool = True) -> Failure:

@@ -8,7 +8,6 @@ before the mark is. The mark tells of which event of which incarnation of the ru
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import io
 import json
@@ -22,7 +21,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollart.core.errors import StoreError, TrainerError, TrainerLost, failure
+from rollart.core.errors import (
+    FULL,
+    REFUSED,
+    StoreError,
+    TrainerError,
+    TrainerLost,
+    failure,
+    store_failure,
+    store_kind,
+)
 from rollart.core.snapshot import GroupState, Snapshot
 from rollart.core.types import Failure
 from rollart.runtime.checkpoint_reading import (
@@ -37,10 +45,6 @@ from rollart.runtime.checkpoint_reading import (
     named,
     step_of,
 )
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
-"""The place is not one that may be written, now or later."""
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +84,7 @@ class DiskCheckpoints:
         try:
             self._flush()
         except StoreError as error:
-            kind = _kind(getattr(error.__cause__, "errno", None))
-            raise _Unwritten(failure("store", kind, str(error))) from error
+            raise _Unwritten(store_failure(error)) from error
         mark = {
             "format": FORMAT, "incarnation": self._incarnation, "seq": snapshot.seq, "step": snapshot.step,
             "version": snapshot.version,
@@ -126,18 +129,9 @@ class _File:
 
 
 def _unwritten(path: Path, at: int, error: OSError) -> _Unwritten:
-    kind = _kind(error.errno)
+    kind = store_kind(error.errno)
     text = f"{path}: cannot be written at byte {at}: {error.strerror or error}"
     return _Unwritten(failure("store", kind, text, retryable=kind == "full"))
-
-
-def _kind(number: int | None) -> str:
-    """Of the failure that an error of the system comes to."""
-    if number in FULL:
-        return "full"
-    if number in REFUSED:
-        return "refused"
-    return "missing" if number == errno.ENOENT else "torn"
 
 
 class _Counting(io.RawIOBase):
@@ -204,7 +198,7 @@ async def _trainers_part(path: Path, keep_trainer: Callable[[str], Awaitable[Non
         text = str(error)
         at = await asyncio.to_thread(_largest, path.parent)
         # another process wrote, of whose error there is the text only
-        kind = next((_kind(number) for number in (*FULL, *REFUSED) if os.strerror(number) in text), "torn")
+        kind = next((store_kind(number) for number in (*FULL, *REFUSED) if os.strerror(number) in text), "torn")
         why = failure("store", kind, f"{path}: cannot be written at byte {at}: {text}")
         raise _Unwritten(why) from error
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from rollart.config.real import engine_of
-from rollart.config.schema import EngineConfig, RunConfig, VllmEngine
+from rollart.config.schema import EngineConfig, InlineWorld, RunConfig, VllmEngine
 from rollart.core.errors import ClusterError, failure
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease
 from rollart.core.types import Failure, Role
 from rollart.ports import Port, Trainer
 from rollart.runtime.actors import Actors, call
+from rollart.runtime.compiled import WITHOUT_KERNEL
 from rollart.runtime.engine.actor import EngineActor
-from rollart.runtime.engine.compiled import WITHOUT_KERNEL
 from rollart.runtime.engine.remote import RemoteEngine
 from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.remote import RemoteEnv
@@ -140,8 +140,8 @@ class LocalCluster:
     async def _engine(self, lease: Lease) -> RemoteEngine:
         config, name = self._config, f"engine-{self._engines}"
         self._engines += 1
-        cls, own = _engine_of(config)
-        actor = self._actors.start(cls, config.model, self._vocab_size, own)
+        cls, own, more = _engine_of(config)
+        actor = self._actors.start(cls, config.model, self._vocab_size, own, *more)
         info = EngineInfo(
             id=name, lease=lease.id, pool=lease.pool, role=lease.role, kv_tokens=kv_tokens_of(config),
             fingerprint="probe" if isinstance(own, VllmEngine) else "bitwise",
@@ -216,14 +216,15 @@ class LocalCluster:
             self._changes.put_nowait(change)
 
 
-def _engine_of(config: RunConfig) -> tuple[type, EngineConfig | VllmEngine]:
-    """The engine's actor and its configuration. Paths are made whole here: an actor's process may have another folder."""
+def _engine_of(config: RunConfig) -> tuple[type, EngineConfig | VllmEngine, tuple[object, ...]]:
+    """The engine's actor, its configuration and what else it is told. Paths are made whole here: an actor's process may have
+    another folder."""
     engine = engine_of(config)
     if isinstance(engine, VllmEngine):
         from rollart.runtime.vllm.actor import VllmActor
 
-        return VllmActor, engine.model_copy(update={"python": str(Path(engine.python).expanduser().absolute())})
-    return EngineActor, engine
+        return VllmActor, engine.model_copy(update={"python": str(Path(engine.python).expanduser().absolute())}), ()
+    return EngineActor, engine, (not isinstance(config.world, InlineWorld),)
 
 
 def _slower(lacks: str | Failure) -> str:

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from rollart.config.explain import FP32_BYTES
 from rollart.config.real import engine_of, model_of
-from rollart.config.schema import EngineConfig, HFTokenizer, LocalWorld, PretrainedModel, RunConfig
+from rollart.config.schema import EngineConfig, HFTokenizer, LocalWorld, PretrainedModel, RunConfig, TrainerConfig
 from rollart.core.errors import ClusterError, ConfigError, StoreError
-from rollart.runtime import room
-from rollart.runtime.engine import compiled
+from rollart.runtime import compiled, room
 from rollart.runtime.memory_plan import Part, memory_plan
 from rollart.runtime.pretrained import is_converted, package_of
 
@@ -120,21 +119,29 @@ def _pid() -> int:
 
 
 def compiler_finding(config: RunConfig | None) -> Finding | None:
-    """Whether the kernel for decoding can be had, by compiling it; None where the run has no use for it."""
-    engine = EngineConfig() if config is None else engine_of(config)
-    if not isinstance(engine, EngineConfig) or engine.device != "cpu" or engine.native == "off":
+    """Whether the libraries that the run has a use for can be had, by compiling them; None where it has none."""
+    engine, trainer = (EngineConfig(), TrainerConfig()) if config is None else (engine_of(config), config.trainer)
+    uses: list[tuple[str, str, tuple[Path, ...], str, str]] = []
+    if isinstance(engine, EngineConfig) and engine.device == "cpu":
+        uses.append(("engine", engine.native, compiled.DECODING, "kernel for decoding", compiled.WITHOUT_KERNEL))
+    uses.append(("trainer", trainer.native, compiled.TRAINING, "passes of training", compiled.WITHOUT_PASSES))
+    uses = [use for use in uses if use[1] != "off"]
+    if not uses:
         return None
-    found = compiled.library()
-    if not isinstance(found, str):
-        return Finding(area="machine", what="C compiler", found="compiles the kernel for decoding")
-    needed = engine.native == "required"
-    fix = "install a C compiler, or mend what it says" + ", or use engine.native=auto" * needed
+    answers = [(use, compiled.library(use[2])) for use in uses]
+    missing = [(use, answer) for use, answer in answers if isinstance(answer, str)]
+    if not missing:
+        return Finding(
+            area="machine", what="C compiler", found=f"compiles the {' and the '.join(use[3] for use in uses)}"
+        )
+    needed = [f"{use[0]}.native=auto" for use, _ in missing if use[1] == "required"]
+    whys = "; ".join(dict.fromkeys(answer for _, answer in missing))
     return Finding(
         area="machine",
         what="C compiler",
-        found=f"none: {found}; {compiled.WITHOUT_KERNEL}",
+        found=f"none: {whys}; {'; '.join(use[4] for use, _ in missing)}",
         will_do=not needed,
-        fix=fix,
+        fix="install a C compiler, or mend what it says" + "".join(f", or use {other}" for other in needed),
     )
 
 

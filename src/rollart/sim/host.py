@@ -1,9 +1,10 @@
 """A machine whose cores are shared by all processes of a run: who computes beside whom decides how fast each is.
 
-Owns the division of the cores. Invariants: processes of one priority that have work get the same speed, at most a core each,
-the first class before the second; what is computed in any time is never more than the cores can; speeds change in the
-instant in which a process begins or ends, an event each, whatever the amounts of work. Why: on a small machine control,
-engines, trainer and environments are more than its cores, and a model that gives each a core of its own is wrong by half.
+Owns the division of the cores. Invariants: processes of one weight that have work get the same speed, at most a core each;
+control goes before all others, and those share what it leaves in proportion to their weights; what is computed in any time is
+never more than the cores can; speeds change in the instant in which a process begins or ends, an event each, whatever the
+amounts of work. Why: on a small machine control, engines, trainer and environments are more than its cores, and a model that
+gives each a core of its own is wrong by half.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ ROUNDING_S = 1e-9
 LEAST_SHARE = 0.02
 """Of a core, for all who come second together: the system starves nobody."""
 MOST_TOGETHER = 1.5
+FIRST = math.inf
+"""Weight of who goes before all others."""
 
 Work = float | Callable[[], float]
 """Core seconds of a piece, or what says them when it begins."""
 
 
 class _Class:
-    """Processes of one priority: all of them go at the same speed."""
+    """Processes of one weight: all of them go at the same speed."""
 
-    __slots__ = ("ends", "served_s", "speed")
+    __slots__ = ("ends", "served_s", "speed", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
         self.ends: list[tuple[float, int, Process]] = []
         """Heap over the count of core seconds at which a piece of work ends."""
         self.served_s = 0.0
@@ -52,44 +56,57 @@ class Host:
             )
         self._cores = cores
         self._together = together
-        self._first, self._others = _Class(), _Class()
+        self._classes: list[_Class] = []
+        """By weight, the highest first."""
         self._at_s = 0.0
         self._pieces = 0
         self._timer: asyncio.TimerHandle | None = None
         self.core_s = 0.0
         """Core seconds given out so far."""
 
-    def speed(self, *, first: bool) -> float:
-        """Of a process of this priority that computes now: share of what a core does for one that has it alone."""
-        return (self._first if first else self._others).speed
-
     def compute(self, process: Process, work_s: float) -> None:
         """`process`, which does not compute now, has `work_s` core seconds to do; `process.ended()` is called when it has."""
         self._advance()
         self._pieces += 1
-        mine = self._first if process.first else self._others
+        mine = self._class_of(process.weight)
         heapq.heappush(mine.ends, (mine.served_s + work_s, self._pieces, process))
         self._divide()
+
+    def _class_of(self, weight: float) -> _Class:
+        for one in self._classes:
+            if one.weight == weight:
+                return one
+        self._classes.append(_Class(weight))
+        self._classes.sort(key=lambda one: -one.weight)
+        return self._class_of(weight)
 
     def _advance(self) -> None:
         now = asyncio.get_running_loop().time()
         elapsed_s, self._at_s = now - self._at_s, now
-        for one in (self._first, self._others):
+        for one in self._classes:
             one.served_s += elapsed_s * one.speed
             self.core_s += elapsed_s * one.speed * len(one.ends)
 
     def _divide(self) -> None:
         """Set the speeds for who is busy now, and the time of the next end."""
-        left, busy = self._cores, len(self._first.ends) + len(self._others.ends)
+        left, busy = self._cores, sum(len(one.ends) for one in self._classes)
         slow = self._together if busy >= max(2, round(self._cores)) else 1.0
+        weighted = sum(one.weight * len(one.ends) for one in self._classes if one.weight < FIRST)
         ends_s = math.inf
-        for one in (self._first, self._others):
+        for one in self._classes:
             n = len(one.ends)
-            share = min(1.0, left / n) if n else 1.0
+            if not n:
+                one.speed = slow
+                continue
+            if one.weight == FIRST:
+                share = min(1.0, left / n)
+            else:
+                # who has more weight comes first: what it cannot use for want of a second core goes to the others
+                share = min(1.0, left * one.weight / weighted)
+                weighted -= n * one.weight
             left = max(left - n * share, LEAST_SHARE)
             one.speed = share * slow
-            if n:
-                ends_s = min(ends_s, max(0.0, one.ends[0][0] - one.served_s) / one.speed)
+            ends_s = min(ends_s, max(0.0, one.ends[0][0] - one.served_s) / one.speed)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(self._at_s + ends_s, self._end) if busy else None
@@ -97,7 +114,7 @@ class Host:
     def _end(self) -> None:
         self._timer = None
         self._advance()
-        ended = [process for one in (self._first, self._others) for process in _ended(one)]
+        ended = [process for one in self._classes for process in _ended(one)]
         self._divide()
         for process in ended:
             process.ended()
@@ -115,12 +132,13 @@ class Process:
     """One process: what it is given is done one after the other, in the order in which it came. A second thread, where it has
     one, shares its interpreter: what that is given waits while the first computes, but not for long."""
 
-    __slots__ = ("_aside", "_done_s", "_host", "_looking", "_queue", "_under_way", "first", "name", "used_s")
+    __slots__ = ("_aside", "_done_s", "_host", "_looking", "_queue", "_under_way", "name", "used_s", "weight")
 
-    def __init__(self, host: Host, name: str, *, first: bool = False) -> None:
-        """`first`: it goes before those that are not. Ray gives its workers niceness 15, so control goes before them."""
+    def __init__(self, host: Host, name: str, *, weight: float = 1.0) -> None:
+        """`weight`: of its share where cores are busy. Ray gives its workers niceness 15, so control, with `FIRST`, goes before
+        them."""
         self.name = name
-        self.first = first
+        self.weight = weight
         self.used_s = 0.0
         """Core seconds of all that it has begun."""
         self._host = host

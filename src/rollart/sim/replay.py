@@ -29,9 +29,10 @@ from rollart.core.seeds import unit
 from rollart.core.types import Failure, Role, TaskSpec, Trajectory, TrajId, TurnRequest
 from rollart.perf.measured import Calibrated, Played
 from rollart.ports import Port, World
+from rollart.sched.precedence import ENGINE_WEIGHT
 from rollart.sim.engine import EngineModel, SimEngine
 from rollart.sim.envs import Call, EnvModel, ScorerModel, SimEnv, SimScorer
-from rollart.sim.host import Host, Process
+from rollart.sim.host import FIRST, Host, Process
 from rollart.sim.laws import Law
 from rollart.sim.replay_ports import HALF, HostSeat, ReplayEngine, ReplayEnv, ReplayTrainer
 from rollart.sim.stepping import Stepping
@@ -227,8 +228,8 @@ class _Machine:
     control: Process
     workers: list[Process] = field(default_factory=list)
 
-    def worker(self, name: str) -> Process:
-        self.workers.append(Process(self.host, name))
+    def worker(self, name: str, *, weight: float = 1.0) -> Process:
+        self.workers.append(Process(self.host, name, weight=weight))
         return self.workers[-1]
 
 
@@ -239,7 +240,7 @@ class ReplayCluster:
         self._config, self._laws, self._draws = config, laws, draws
         cores = max(LEAST_CORES, laws.origin.cores - laws.origin.others - laws.ray - laws.control.idle)
         host = Host(cores, together=laws.together)
-        self.machine = _Machine(host=host, control=Process(host, "control", first=True))
+        self.machine = _Machine(host=host, control=Process(host, "control", weight=FIRST))
         self.engines: list[ReplayEngine] = []
         self.paces: dict[str, Stepping] = {}
         self._env = ReplayEnv(SimEnv(draws.env(), hosts=0), draws.last)
@@ -295,7 +296,7 @@ class ReplayCluster:
         own, law = self._config.engine, self._laws.engine
         assert isinstance(own, EngineConfig)  # `build_replay` has refused any other
         name = f"engine-{len(self.engines)}"
-        process = self.machine.worker(name)
+        process = self.machine.worker(name, weight=ENGINE_WEIGHT)
         pace = self.paces[name] = Stepping(process, law, own.max_live, own.prefill_tokens)
         model = EngineModel(
             length=self._draws.length, shares=own.share_prefixes,

@@ -14,8 +14,8 @@ from rollart.cli import doctor, extras
 from rollart.cli.main import main
 from rollart.core.errors import ConfigError
 from rollart.recipes.registry import resolve
+from rollart.runtime.compiled import WITHOUT_KERNEL, WITHOUT_PASSES
 from rollart.runtime.doctor import machine_findings, output_finding, plan_findings, room_findings
-from rollart.runtime.engine.compiled import WITHOUT_KERNEL
 from rollart.runtime.room import GIB, Machine
 
 SMALL = Machine(
@@ -182,13 +182,16 @@ print({part.what: part.n_bytes for part in parts}["trainer: optimizer"])
 
 def test_whether_a_compiler_is_there_is_told_and_decides_only_where_it_is_required(tmp_path: Path) -> None:
     code = """
-for words in ([], ["engine.native=required"], ["engine.native=off"]):
+no_engine, no_trainer = "engine.native=off", "trainer.native=off"
+for words in ([], ["engine.native=required"], ["trainer.native=required", no_engine], [no_trainer, no_engine]):
     print(doctor.compiler_finding(resolve("smoke", words).config))
 """
-    auto, required, off = said_by(code, PATH=str(tmp_path))
-    why = f"none: no C compiler (cc, gcc, clang) is on the PATH; {WITHOUT_KERNEL}"
+    auto, required, trainer, off = said_by(code, PATH=str(tmp_path))
+    why = f"none: no C compiler (cc, gcc, clang) is on the PATH; {WITHOUT_KERNEL}; {WITHOUT_PASSES}"
     assert f"found='{why}', will_do=True" in auto
     assert f"found='{why}', will_do=False" in required
     assert "or use engine.native=auto" in required
+    assert f"PATH; {WITHOUT_PASSES}', will_do=False" in trainer
+    assert "or use trainer.native=auto" in trainer
     assert off == "None"
     assert "C compiler" in {finding.what for finding in doctor.examine(None, start_ray=False)[0]}

@@ -19,8 +19,8 @@ from rollart.core.resources import DEFAULT_DEGREES, Change, Lease
 from rollart.core.types import Failure, RequestId, Role, Sampling, Segment, Tokens, TrajId, TurnRequest
 from rollart.runtime.actors import InlineActors, InlineHandle
 from rollart.runtime.cluster import LocalCluster
+from rollart.runtime.compiled import WITHOUT_KERNEL
 from rollart.runtime.engine.actor import EngineActor
-from rollart.runtime.engine.compiled import WITHOUT_KERNEL
 from rollart.runtime.engine.remote import RemoteEngine
 from rollart.runtime.envs.actor import EnvHostActor
 from rollart.runtime.envs.host import Score

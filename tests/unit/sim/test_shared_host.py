@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from rollart.core.errors import ConfigError
 from rollart.sim import loop
-from rollart.sim.host import Host, Process
+from rollart.sim.host import FIRST, Host, Process
 
 Plan = list[tuple[float, list[float]]]
 """For each process: when it begins, and its pieces of work."""
 
 
-def ends(host: Host, plan: Plan, first: tuple[int, ...] = ()) -> list[float]:
-    """When each process is done with all of its pieces."""
+def ends(host: Host, plan: Plan, weights: tuple[float, ...] = ()) -> list[float]:
+    """When each process is done with all of its pieces. `weights`: of the first of them; the others have 1."""
 
     async def one(process: Process, begin_s: float, pieces: list[float]) -> float:
         await asyncio.sleep(begin_s)
@@ -26,7 +26,8 @@ def ends(host: Host, plan: Plan, first: tuple[int, ...] = ()) -> list[float]:
         return asyncio.get_running_loop().time()
 
     async def main() -> list[float]:
-        processes = [Process(host, f"process-{index}", first=index in first) for index in range(len(plan))]
+        each = [*weights, *[1.0] * (len(plan) - len(weights))]
+        processes = [Process(host, f"process-{index}", weight=weight) for index, weight in enumerate(each)]
         return list(await asyncio.gather(*(one(process, *how) for process, how in zip(processes, plan, strict=True))))
 
     return loop.run(main())
@@ -41,8 +42,15 @@ def test_who_is_alone_has_a_core_and_more_than_cores_share_them() -> None:
 
 
 def test_the_first_ones_go_first() -> None:
-    assert ends(Host(1), [(0.0, [1.0]), (0.0, [1.0])], first=(0,))[0] == pytest.approx(1.0)
-    assert ends(Host(1), [(0.0, [1.0]), (0.0, [1.0])], first=(0,))[1] == pytest.approx(2.0, rel=0.03)
+    assert ends(Host(1), [(0.0, [1.0]), (0.0, [1.0])], (FIRST,))[0] == pytest.approx(1.0)
+    assert ends(Host(1), [(0.0, [1.0]), (0.0, [1.0])], (FIRST,))[1] == pytest.approx(2.0, rel=0.03)
+
+
+def test_the_others_share_by_their_weights_and_none_has_more_than_a_core() -> None:
+    assert ends(Host(1), [(0.0, [0.75]), (0.0, [0.5])], (0.5,)) == pytest.approx([1.25, 0.75])
+    # one core for the heavy one, the other core for the two that stand back
+    assert ends(Host(2), [(0.0, [1.0])] * 3, (0.4, 0.4)) == pytest.approx([1.5, 1.5, 1.0])
+    assert ends(Host(2), [(0.0, [2.0])] * 3, (FIRST, 0.2))[0] == pytest.approx(2.0)
 
 
 def test_cores_that_are_all_busy_are_slower_where_that_was_measured() -> None:

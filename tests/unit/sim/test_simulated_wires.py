@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollart.sched.pacing import PAUSE_S
 from rollart.sim import loop
-from rollart.sim.host import Host, Process
+from rollart.sim.host import FIRST, Host, Process
 from rollart.sim.threads import Threads
 from rollart.sim.wires import SimWire, WireCosts
 
@@ -25,7 +25,7 @@ def arrivals(costs: WireCosts, sent_s: list[float], *, busy_s: float = 0.0) -> t
 
     async def main() -> tuple[list[float], int]:
         host = Host(2)
-        control, worker = Process(host, "control", first=True), Process(host, "worker")
+        control, worker = Process(host, "control", weight=FIRST), Process(host, "worker")
         wire = SimWire(control, worker, costs)
         if busy_s:
             worker.do(busy_s, lambda: None)

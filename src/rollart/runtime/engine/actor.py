@@ -44,6 +44,7 @@ from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import hf_config
 from rollart.runtime.payload import TokenPayload, ids_of
 from rollart.runtime.weights import BucketLocation, fingerprint, unpack
+from rollart.sched.precedence import ENGINE_NICENESS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PROGRESS_S = 0.1
@@ -89,8 +90,12 @@ class EnginePoll:
 class EngineActor(Answering):
     """An async Ray actor around `EngineCore`."""
 
-    def __init__(self, model: ScratchModel | PretrainedModel, vocab_size: int, config: EngineConfig) -> None:
+    def __init__(
+        self, model: ScratchModel | PretrainedModel, vocab_size: int, config: EngineConfig, alone: bool = False
+    ) -> None:
+        """`alone`: in its process, which may stand back behind others."""
         super().__init__(beat_s=PROGRESS_S)
+        self._alone = alone
         torch.set_num_threads(config.threads)
         self._core = EngineCore(
             hf_config(model, vocab_size),
@@ -116,6 +121,8 @@ class EngineActor(Answering):
 
     async def start(self) -> int:
         """Begin to step; returns the process id, by which the owner can find what is left of this engine."""
+        if self._alone:
+            os.nice(ENGINE_NICENESS)  # of this thread, which steps, and of those that torch starts from it
         self._stepping = asyncio.get_running_loop().create_task(self._steps())
         return os.getpid()
 

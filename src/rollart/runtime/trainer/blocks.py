@@ -5,7 +5,8 @@ parameters are those of that layer, read where they are (sharded training gather
 it, so nothing here may keep a copy of them); gradients that nobody wants are not computed. What is written out by hand is what
 torch would do in many passes over memory, which on one core weigh as much as products do. Rotations are complex products: the
 halves of a head are interleaved by permuting the rows of the projections, for queries and keys alike, which changes no inner
-product of theirs. A configuration that asks for other arithmetic is refused in `runtime.models`.
+product of theirs. Where there are kernels (`kernels`), they take the place of all that is no product (`fused`). A
+configuration that asks for other arithmetic is refused in `runtime.models`.
 """
 
 from __future__ import annotations
@@ -17,23 +18,29 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import rotate_half
 
+from rollart.runtime.trainer import fused
+from rollart.runtime.trainer.kernels import Heads, Kernels, Looking
 from rollart.runtime.trainer.packing import Packed, Plan
-
-ONEDNN: bool = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether torch's operator for single linear layers is there, by which its compiler computes them too: for these shapes
-(thousands of rows, a width of some hundred) faster than the BLAS library behind `linear`."""
+from rollart.runtime.trainer.products import product
 
 
 class Block(nn.Module):
     """Calls the parts of one layer of a transformers model; owns no parameter that the layer does not."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, kernels: Kernels | None = None) -> None:
         super().__init__()
         self.layer = layer
+        self.kernels = kernels
 
     def forward(self, hidden: torch.Tensor, turns: Turns, plan: Plan) -> torch.Tensor:
-        """(P, H) -> (Q, H), for the tokens that the plan asks for."""
+        """(P, H) -> (Q, H), for the tokens that the plan asks for, by the kernels where the plan is for them."""
         layer, attention, mlp = self.layer, self.layer.self_attn, self.layer.mlp
+        if self.kernels is not None and plan.runs is not None:
+            how = Looking(plan.runs, turns.cos, turns.sin, attention.scaling)
+            if getattr(attention, "q_norm", None) is None:
+                call = fused.Call(self.kernels, how, layer.input_layernorm.variance_epsilon, plan.asking)
+                return fused.gated_half(layer, fused.attention_half(layer, hidden, call), self.kernels)
+            return fused.gated_half(layer, self._attended(hidden, plan, how), self.kernels)
         normed = norm(layer.input_layernorm, hidden)
         asking = normed if plan.asking is None else _rows(normed, plan.asking)
         residual = hidden if plan.asking is None else _rows(hidden, plan.asking)
@@ -46,6 +53,23 @@ class Block(nn.Module):
         gated = _Gated.apply(_linear(mlp.gate_proj, normed), _linear(mlp.up_proj, normed))  # type: ignore[no-untyped-call]
         return hidden + _linear(mlp.down_proj, gated)
 
+    def _attended(self, hidden: torch.Tensor, plan: Plan, how: Looking) -> torch.Tensor:
+        """hidden + attention of its norm by the kernels, where single heads have norms."""
+        layer, attention = self.layer, self.layer.self_attn
+        assert self.kernels is not None
+        normed = norm(layer.input_layernorm, hidden)
+        asking = normed if plan.asking is None else _rows(normed, plan.asking)
+        residual = hidden if plan.asking is None else _rows(hidden, plan.asking)
+        queries, keys = (
+            head_norm(_linear(projection, rows).view(len(rows), -1, attention.head_dim)).flatten(1)
+            for head_norm, projection, rows in (
+                (attention.q_norm, attention.q_proj, asking),
+                (attention.k_norm, attention.k_proj, normed),
+            )
+        )
+        attended = fused.attend(Heads(queries, keys, _linear(attention.v_proj, normed)), self.kernels, how)
+        return residual + _linear(attention.o_proj, attended)
+
 
 class Turns:
     """The rotations of P tokens, made once per pass."""
@@ -53,14 +77,13 @@ class Turns:
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """(P, D) each, both halves alike."""
         self.cos, self.sin = cos, sin
-        half = cos.shape[1] // 2
-        self._once = torch.complex(cos[:, :half], sin[:, :half])
         self._by_heads: dict[int, torch.Tensor] = {}
 
     def complex(self, heads: int) -> torch.Tensor:
         """(P, heads * D / 2) complex, in one piece: products along it are one pass."""
         if heads not in self._by_heads:
-            self._by_heads[heads] = self._once.repeat(1, heads)
+            half = self.cos.shape[1] // 2
+            self._by_heads[heads] = torch.complex(self.cos[:, :half], self.sin[:, :half]).repeat(1, heads)
         return self._by_heads[heads]
 
     def at(self, tokens: torch.Tensor) -> Turns:
@@ -119,6 +142,7 @@ def _attend(
             scale=attention.scaling,
         )
         results.append(out.transpose(1, 2).flatten(0, 1).flatten(1))
+    assert plan.back is not None
     return _rows(results[0] if len(results) == 1 else torch.cat(results), plan.back)
 
 
@@ -206,14 +230,6 @@ class _Gated(torch.autograd.Function):
         return by_gate, grad * opened if for_up else None
 
 
-def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """rows @ weight.T + bias: (N, K), (M, K), (M,) -> (N, M)."""
-    if ONEDNN and rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.numel():
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight.contiguous(), bias, "none", [], "")
-        return out
-    return functional.linear(rows, weight, bias)
-
-
 def _as_complex(flat: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(flat.view(len(flat), -1, 2))
 
@@ -231,4 +247,4 @@ def _in_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
 def turns_of(rotary: Any, hidden: torch.Tensor, packed: Packed) -> Turns:
     """The rotations of a model for packed tokens; `hidden` gives type and device."""
     cos, sin = rotary(hidden, position_ids=packed.places[None])
-    return Turns(cos[0], sin[0])
+    return Turns(cos[0].contiguous(), sin[0].contiguous())

@@ -6,8 +6,9 @@ of a group have one prompt, which is computed once in place of once a sample (th
 
     packed tokens   | prompt of rows 0..7 | prompt of rows 8..15 | rest of row 0 | rest of row 1 | .. | whole row 40 | ..
 
-Attention is computed in blocks of sequences that are alike: whole sequences (prompts, and rows that share nothing) under the
-causal kernel; queries that begin within a sequence under a mask, which bounds how much of that there may be.
+With torch, attention is computed in blocks of sequences that are alike: whole sequences (prompts, and rows that share nothing)
+under the causal kernel; queries that begin within a sequence under a mask, which bounds how much of that there may be. With the
+kernels (`kernels`), sequence by sequence, as `Runs` has them: no bound, and few queries cost as little as they are.
 """
 
 from __future__ import annotations
@@ -48,12 +49,33 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Attention of one layer for `Q` of the packed tokens."""
+class Runs:
+    """Attention of s sequences by the kernels; int64. A sequence is two runs of packed tokens."""
 
-    blocks: tuple[Block, ...]
-    back: torch.Tensor
+    lead: Ints
+    """(s,) the first token."""
+    shared: Ints
+    """(s,) tokens in the run that begins there."""
+    own: Ints
+    """(s,) where the run of the others begins."""
+    begins: Ints
+    """(s + 1,) of each sequence's queries among the Q; the last is Q."""
+    asked: Ints
+    """(Q,) the row of each query."""
+    places: Ints
+    """(Q,) its place in its sequence, ascending within it: it looks at the tokens up to there."""
+    longest: int
+    """Tokens that the longest sequence reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Attention of one layer for `Q` of the packed tokens: by `runs`, or where there are none by `blocks`."""
+
+    blocks: tuple[Block, ...] = ()
+    back: torch.Tensor | None = None
     """(Q,) where the result of each asking token lies among the concatenated (b * O) results of the blocks."""
+    runs: Runs | None = None
     asking: torch.Tensor | None = None
     """(Q,) the packed tokens that ask, ascending; None: all, in order."""
 
@@ -83,13 +105,13 @@ class _Sequences:
     """(b, K) false behind the end."""
 
 
-def pack(rows: Rows) -> Packed:
-    """Lay a padded micro-batch out without padding."""
+def pack(rows: Rows, *, by_runs: bool = False) -> Packed:
+    """Lay a padded micro-batch out without padding; `by_runs`: plans for the kernels."""
     ids, positions, valid = rows.ids.numpy(), rows.positions.numpy(), rows.valid.numpy()
     lengths = rows.lengths.numpy()
     if not lengths.any():
         lengths = np.eye(1, len(lengths), dtype=np.int64)[0]  # a pass without a token would leave other ranks waiting
-    shared, owner = _prompts(ids, lengths, positions, valid)
+    shared, owner = _prompts(ids, lengths, positions, valid, bounded=not by_runs)
     at = np.arange(ids.shape[1])
     read, in_prompt = at < lengths[:, None], at < shared[:, None]
     first_of = np.unique(owner[owner >= 0], return_index=True)[1]
@@ -110,8 +132,8 @@ def pack(rows: Rows) -> Packed:
         (_Sequences(tokens[alone], read[alone]), True),
     ]
     trained = tokens[np.nonzero(valid)[0], positions[valid]]
-    whole = _plan(kinds)
-    last = _pruned(kinds, trained, n_tokens) or whole
+    whole = _runs_plan(kinds) if by_runs else _plan(kinds)
+    last = _pruned(kinds, trained, n_tokens, by_runs=by_runs) or whole
     if last.asking is not None:
         trained = np.searchsorted(last.asking.numpy(), trained)
     return Packed(
@@ -127,8 +149,11 @@ def _starts(lengths: Ints) -> Ints:
     return np.cumsum(lengths) - lengths
 
 
-def _prompts(ids: Ints, lengths: Ints, positions: Ints, valid: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """(B,) tokens that a row shares, and the number of its prompt; 0 and -1 for a row that shares nothing."""
+def _prompts(
+    ids: Ints, lengths: Ints, positions: Ints, valid: NDArray[np.bool_], *, bounded: bool
+) -> tuple[Ints, Ints]:
+    """(B,) tokens that a row shares, and the number of its prompt; 0 and -1 for a row that shares nothing. `bounded`: nothing
+    is shared where that would need too large a mask."""
     n_rows, n_tokens = ids.shape
     shared, owner = np.zeros(n_rows, np.int64), np.full(n_rows, -1, np.int64)
     members: dict[bytes, list[int]] = {}
@@ -137,20 +162,22 @@ def _prompts(ids: Ints, lengths: Ints, positions: Ints, valid: NDArray[np.bool_]
             members.setdefault(ids[row, : positions[row, 0] + 1].tobytes(), []).append(row)
     found = [who for who in members.values() if len(who) > 1]
     rest = max((int(lengths[b] - positions[b, 0] - 1) for who in found for b in who), default=0)
-    if sum(map(len, found)) * rest * n_tokens > MASK_CELLS:
+    if bounded and sum(map(len, found)) * rest * n_tokens > MASK_CELLS:
         return shared, owner
     for number, who in enumerate(found):
         shared[who], owner[who] = positions[who[0], 0] + 1, number
     return shared, owner
 
 
-def _pruned(kinds: Sequence[tuple[_Sequences, bool]], trained: Ints, n_tokens: int) -> Plan | None:
+def _pruned(kinds: Sequence[tuple[_Sequences, bool]], trained: Ints, n_tokens: int, *, by_runs: bool) -> Plan | None:
     """The plan in which only tokens ask that predict a trained one; None where asking for all is the cheaper way."""
     wanted = np.zeros(n_tokens, np.bool_)
     wanted[trained] = True
     if not len(trained) or wanted.sum() > PRUNED_SHARE * n_tokens:
         return None
     pruned = [(_Sequences(one.tokens, one.asks & wanted[one.tokens]), False) for one, _ in kinds]
+    if by_runs:
+        return _runs_plan(pruned, np.flatnonzero(wanted))
     cells = [one.tokens.size * int(one.asks.sum(1).max(initial=0)) for one, _ in pruned]
     return None if max(cells) > MASK_CELLS else _plan(pruned, np.flatnonzero(wanted))
 
@@ -178,6 +205,36 @@ def _plan(kinds: Sequence[tuple[_Sequences, bool]], asking: Ints | None = None) 
         back=torch.from_numpy(back),
         asking=None if asking is None else torch.from_numpy(asking),
     )
+
+
+def _runs_plan(kinds: Sequence[tuple[_Sequences, bool]], asking: Ints | None = None) -> Plan:
+    parts = list[tuple[Ints, ...]]()
+    for one, _ in kinds:
+        counts = one.asks.sum(1)
+        tokens, asks, counts = one.tokens[counts > 0], one.asks[counts > 0], counts[counts > 0]
+        if not len(counts):
+            continue
+        rows, places = np.nonzero(asks)
+        at = np.arange(tokens.shape[1])
+        reach = places[np.cumsum(counts) - 1] + 1
+        # the first token that does not follow the one before begins the second run
+        breaks = (at[1:] < reach[:, None]) & (np.diff(tokens) != 1)
+        shared = np.where(breaks.any(1), breaks.argmax(1) + 1 if breaks.size else 0, reach)
+        own = tokens[np.arange(len(tokens)), np.minimum(shared, len(at) - 1)]
+        parts.append((tokens[:, 0], shared, own, counts, reach, tokens[rows, places], places))
+    lead, shared, own, counts, reach, asked, places = (
+        np.ascontiguousarray(np.concatenate(field), np.int64) for field in zip(*parts, strict=True)
+    )
+    runs = Runs(
+        lead=lead,
+        shared=shared,
+        own=own,
+        begins=np.append(_starts(counts), counts.sum()).astype(np.int64),
+        asked=asked if asking is None else np.searchsorted(asking, asked).astype(np.int64),
+        places=places,
+        longest=int(reach.max()),
+    )
+    return Plan(runs=runs, asking=None if asking is None else torch.from_numpy(asking))
 
 
 def _alike(kind: _Sequences) -> list[_Sequences]:

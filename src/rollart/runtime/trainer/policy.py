@@ -17,7 +17,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from rollart.core.errors import TrainerError
 from rollart.runtime.trainer.blocks import Block, norm, turns_of
+from rollart.runtime.trainer.kernels import Kernels, Wanted, kernels_for
 from rollart.runtime.trainer.packing import pack
 from rollart.runtime.trainer.rows import Rows
 
@@ -28,16 +30,25 @@ LOGIT_CHUNK_BYTES = 16 << 20
 class Policy(nn.Module):
     """A transformers model of the Llama family, called for the log-probabilities of given tokens."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, native: Wanted = "auto") -> None:
+        """`native`: whether layers are computed by the kernels of `kernels`. Raises TrainerError where they are required and
+        cannot be had."""
         super().__init__()
+        weight: torch.Tensor = model.model.embed_tokens.weight
+        self.found = kernels_for(weight.dtype, weight.device, native)
+        if native == "required" and self.found.kernels is None:
+            raise TrainerError(f"trainer.native=required, but {self.found.why}; mend that, or use trainer.native=auto")
         self.hf = model
-        self.blocks = nn.ModuleList(Block(layer) for layer in model.model.layers)
+        self.blocks = nn.ModuleList(Block(layer, self.found.kernels) for layer in model.model.layers)
         self.computed_tokens = 0
         """Of the last pass."""
 
     def forward(self, rows: Rows, temperature: float, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """`logprobs` (N,) of `rows.targets` at the sampling temperature, with gradient; and the summed entropy, without."""
-        base, packed = self.hf.model, pack(rows)
+        base = self.hf.model
+        weight = base.embed_tokens.weight
+        by_kernels = self.found.kernels is not None and weight.dtype == torch.float32 and weight.device.type == "cpu"
+        packed = pack(rows, by_runs=by_kernels)
         self.computed_tokens = len(packed.ids)
         hidden = base.embed_tokens(packed.ids)
         turns = turns_of(base.rotary_emb, hidden, packed)
@@ -46,7 +57,8 @@ class Policy(nn.Module):
             hidden = block(hidden, turns, packed.whole)
         hidden = norm(base.norm, last(hidden, turns, packed.last))
         trained = functional.embedding(packed.trained, hidden)
-        return token_logprobs(trained, self.hf.lm_head.weight, rows.targets, temperature, with_entropy)
+        kernels = self.found.kernels if by_kernels else None
+        return token_logprobs(trained, self.hf.lm_head.weight, rows.targets, temperature, with_entropy, kernels=kernels)
 
     @property
     def sharded_layers(self) -> list[nn.Module]:
@@ -63,11 +75,12 @@ def token_logprobs(
     with_entropy: bool,
     *,
     chunk_bytes: int = LOGIT_CHUNK_BYTES,
+    kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-softmax of `hidden @ head.T / temperature` at `targets`: (N, H), (V, H), (N,) -> (N,), and the summed entropy."""
     rows = max(1, chunk_bytes // (head.element_size() * len(head)))
     apply = _TokenLogprobs.apply
-    logprobs, entropy = apply(hidden, head, targets, temperature, with_entropy, rows)  # type: ignore[no-untyped-call]
+    logprobs, entropy = apply(hidden, head, targets, temperature, with_entropy, rows, kernels)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
 
@@ -83,40 +96,49 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         chunk_rows: int,
+        kernels: Kernels | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, log_norms = hidden.new_empty(len(hidden)), hidden.new_empty(len(hidden))
         summed = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for part in _chunks(len(hidden), chunk_rows):
-            logits = (hidden[part] @ head.T).div_(temperature)
+            logits = hidden[part] @ head.T
+            if kernels is not None:
+                logprobs[part], log_norms[part], entropy = kernels.target(logits, targets[part], temperature)
+                summed += entropy if with_entropy else 0.0
+                continue
+            logits.div_(temperature)
             log_norm = logits.logsumexp(1)
             logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - log_norm
             log_norms[part] = log_norm
             if with_entropy:
                 summed += _entropy_in_place(logits.sub_(log_norm[:, None]))
         ctx.save_for_backward(hidden, head, targets, log_norms)
-        ctx.temperature, ctx.chunk_rows = temperature, chunk_rows
+        ctx.temperature, ctx.chunk_rows, ctx.kernels = temperature, chunk_rows, kernels
         ctx.mark_non_differentiable(summed)
         return logprobs, summed
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor, _: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None, None]:
         hidden, head, targets, log_norms = ctx.saved_tensors
         for_hidden, for_head = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if for_hidden else None
         grad_head = torch.zeros_like(head) if for_head else None
         for part in _chunks(len(hidden), ctx.chunk_rows):
-            logits = (hidden[part] @ head.T).div_(ctx.temperature)
-            scaled = grad[part, None] / ctx.temperature
-            # d logprob / d logit is (1 at the target) - probability
-            grad_logits = logits.sub_(log_norms[part, None]).exp_().mul_(-scaled)
-            grad_logits.scatter_add_(1, targets[part, None], scaled)
+            grad_logits = hidden[part] @ head.T
+            if ctx.kernels is not None:
+                ctx.kernels.target_back(grad_logits, targets[part], log_norms[part], ctx.temperature, grad[part])
+            else:
+                scaled = grad[part, None] / ctx.temperature
+                # d logprob / d logit is (1 at the target) - probability
+                grad_logits.div_(ctx.temperature).sub_(log_norms[part, None]).exp_().mul_(-scaled)
+                grad_logits.scatter_add_(1, targets[part, None], scaled)
             if grad_hidden is not None:
                 grad_hidden[part] = grad_logits @ head
             if grad_head is not None:
                 grad_head += grad_logits.T @ hidden[part]
-        return grad_hidden, grad_head, None, None, None, None
+        return grad_hidden, grad_head, None, None, None, None, None
 
 
 def _entropy_in_place(log_probs: torch.Tensor) -> torch.Tensor:

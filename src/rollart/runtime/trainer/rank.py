@@ -120,7 +120,7 @@ class TrainerRank:
         self.rank = rank
         mesh = ranks.join(rank, spec.trainer.ranks, store, spec.timeout_s)
         model = build_model(hf_config(spec.model, spec.vocab_size), seed=spec.seed, weights=weights_folder(spec.model))
-        self.policy = Policy(model)
+        self.policy = Policy(model, spec.trainer.native)
         apart: set[nn.Parameter] = set()
         for layer in self.policy.sharded_layers:
             # one rank has all of a layer anyway: gathering it again for the backward pass would only copy it

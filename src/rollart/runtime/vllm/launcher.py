@@ -26,7 +26,9 @@ PREFIX = "rollart-vllm-"
 LOCK = ".lock"
 PR_SET_PDEATHSIG = 1
 GRACE_S = 0.5
-"""From being told to end to being ended: the server has nothing to save. As long again for what tidies up behind it."""
+"""From being told to end to being ended: the server has nothing to save."""
+TIDY_S = 10.0
+"""Longest wait for what tidies up behind it, which takes a moment but on a machine that is overloaded."""
 
 
 def main(folder: Path, command: list[str]) -> int:
@@ -87,7 +89,7 @@ def _end_group(server: subprocess.Popen[bytes]) -> None:
     for pid in _group(server.pid):
         if b"resource_tracker" not in _command_of(pid):
             _kill(pid)
-    _until_gone(server, GRACE_S)
+    _until_gone(server, TIDY_S)
     _tell(server.pid, signal.SIGKILL)
 
 

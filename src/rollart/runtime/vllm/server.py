@@ -33,8 +33,8 @@ BLOCK_TOKENS = 32
 """Of key/value cache; vLLM's CPU kernels want a multiple of 32, and whole blocks only are found again."""
 LOOK_S = 0.1
 """How often a server's process is looked at."""
-END_S = 5.0
-"""Longest wait for the launcher, which takes little more than a second to end a server."""
+END_S = 15.0
+"""Longest wait for the launcher, longer than it may take to end a server; most often that is little more than a second."""
 TAIL_BYTES = 16 << 10
 TAIL_LINES = 12
 MARKS = ("Error", "error:", "Exception", "Killed", "out of memory")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart.runtime.engine.compiled import COMPILERS, build
+from rollart.runtime.compiled import COMPILERS, DECODING, build
 
 
 def compilers(folder: Path, script: str) -> str:
@@ -31,7 +31,7 @@ def real() -> str:
 
 
 def test_without_a_compiler_the_names_that_were_looked_for_are_told(tmp_path: Path) -> None:
-    assert build(search=str(tmp_path), root=tmp_path) == "no C compiler (cc, gcc, clang) is on the PATH"
+    assert build(DECODING, search=str(tmp_path), root=tmp_path) == "no C compiler (cc, gcc, clang) is on the PATH"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,10 @@ def test_without_a_compiler_the_names_that_were_looked_for_are_told(tmp_path: Pa
 def test_a_compiler_that_fails_says_why_and_leaves_nothing_behind(tmp_path: Path, script: str, why: str) -> None:
     began = time.monotonic()
     answer = build(
-        search=compilers(tmp_path / "bin", script), root=tmp_path / "kept", limit_s=0.2 if "60" in script else 30
+        DECODING,
+        search=compilers(tmp_path / "bin", script),
+        root=tmp_path / "kept",
+        limit_s=0.2 if "60" in script else 30,
     )
     assert isinstance(answer, str)
     assert why in answer
@@ -61,12 +64,12 @@ def test_a_compiler_that_fails_says_why_and_leaves_nothing_behind(tmp_path: Path
 def test_a_file_that_is_no_program_is_no_compiler(tmp_path: Path) -> None:
     (tmp_path / "cc").write_text("text")
     (tmp_path / "cc").chmod(0o755)
-    assert "Exec format error" in str(build(search=str(tmp_path), root=tmp_path))
+    assert "Exec format error" in str(build(DECODING, search=str(tmp_path), root=tmp_path))
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    answer = build(search=compilers(tmp_path / "bin", "exit 0"), root=tmp_path / "file")
+    answer = build(DECODING, search=compilers(tmp_path / "bin", "exit 0"), root=tmp_path / "file")
     assert isinstance(answer, str)
     assert "set XDG_CACHE_HOME to a folder that can" in answer
 
@@ -75,7 +78,7 @@ def test_a_library_that_changed_on_disk_is_made_again(tmp_path: Path) -> None:
     """Same size, one byte less good: it is neither loaded nor left to stand."""
     counting = f'echo "$1" >> {tmp_path}/calls; exec {real()} "$@"'
     search = compilers(tmp_path / "bin", counting)
-    assert isinstance(build(search=search, root=tmp_path / "kept"), ctypes.CDLL)
+    assert isinstance(build(DECODING, search=search, root=tmp_path / "kept"), ctypes.CDLL)
     (made,) = (tmp_path / "kept").rglob("attention.so")
     whole = made.read_bytes()
     damaged = bytearray(whole)
@@ -84,7 +87,7 @@ def test_a_library_that_changed_on_disk_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "damaged").write_bytes(damaged)
     (tmp_path / "damaged").replace(made)
     for _ in range(2):
-        assert isinstance(build(search=search, root=tmp_path / "kept"), ctypes.CDLL)
+        assert isinstance(build(DECODING, search=search, root=tmp_path / "kept"), ctypes.CDLL)
     assert made.stat().st_size == len(whole)
     assert made.read_bytes()[:4] == b"\x7fELF"
     compiled = [line for line in (tmp_path / "calls").read_text().split() if line != "--version"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import threading
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import engine_cases as cases
@@ -20,6 +22,7 @@ from rollart.core.types import EngineBook, Failure, Generation, Live, RequestId,
 from rollart.runtime.engine.actor import PIECE_BYTES, EngineActor, EnginePoll, _pieces
 from rollart.runtime.models import build_model, hf_config, named_weights
 from rollart.runtime.weights import fingerprint, manifest, pack
+from rollart.sched.precedence import ENGINE_NICENESS
 
 MODEL = ScratchModel(layers=1, hidden=16, heads=2, kv_heads=2, ffn=16, max_positions=32)
 VOCAB = 8
@@ -150,3 +153,19 @@ def test_a_version_whose_bytes_are_gone_is_a_failure_of_the_store_and_the_held_o
         assert await _applied(actor, 0) == fingerprint(tensors)
 
     asyncio.run(main())
+
+
+def test_an_engine_that_is_alone_in_its_process_stands_back_with_the_thread_that_steps() -> None:
+    def niceness(alone: bool) -> int:
+        async def main() -> int:
+            actor = EngineActor(MODEL, VOCAB, EngineConfig(max_live=4, kv_tokens=64), alone)
+            before = os.nice(0)
+            await actor.start()
+            actor.end()
+            return os.nice(0) - before
+
+        return asyncio.run(main())
+
+    with ThreadPoolExecutor(1) as aside:  # niceness is a thread's, and is not had back
+        assert aside.submit(niceness, False).result() == 0
+        assert aside.submit(niceness, True).result() == ENGINE_NICENESS

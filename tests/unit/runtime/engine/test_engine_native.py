@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from rollart.core.errors import EngineError
-from rollart.runtime.engine.compiled import COMPILERS
+from rollart.runtime.compiled import COMPILERS
 from rollart.runtime.engine.native import DecodeKernel, Wanted, decode_kernel, even_parts
 from rollart.runtime.engine.reads import Reads, reads_of
 

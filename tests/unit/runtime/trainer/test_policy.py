@@ -44,9 +44,10 @@ def random_row(read: int, trained: int, seed: int = 0) -> Row:
     )
 
 
+@pytest.mark.parametrize("native", ["auto", "off"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("trained", [2, 18], ids=["pruned last layer", "whole last layer"])
-def test_logprobs_and_gradients_equal_those_of_transformers(family: Any, trained: int) -> None:
+def test_logprobs_and_gradients_equal_those_of_transformers(family: Any, trained: int, native: Any) -> None:
     spec = ScratchModel(
         family=family, layers=3, hidden=16, heads=4, kv_heads=2, ffn=24, tie_embeddings=family != "qwen3"
     )
@@ -54,7 +55,7 @@ def test_logprobs_and_gradients_equal_those_of_transformers(family: Any, trained
     rows = [random_row(20, trained, seed=1), random_row(18, 1, seed=2)]
     temperature = 0.7
 
-    logprobs, entropy = Policy(model)(pad(rows), temperature, True)
+    logprobs, entropy = Policy(model, native)(pad(rows), temperature, True)
     weights = torch.linspace(-1, 1, len(logprobs))
     (logprobs * weights).sum().backward()
     found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
@@ -77,12 +78,13 @@ def test_logprobs_and_gradients_equal_those_of_transformers(family: Any, trained
     assert len(found) == len(list(model.parameters()))
 
 
+@pytest.mark.parametrize("native", ["auto", "off"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_frozen_costs_no_gradient_and_changes_none(family: Any) -> None:
+def test_what_is_frozen_costs_no_gradient_and_changes_none(family: Any, native: Any) -> None:
     """Norms alone are trained: the products that gradients of other weights need are left out."""
     spec = ScratchModel(family=family, layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, tie_embeddings=False)
     model = build_model(hf_config(spec, VOCAB), seed=1)
-    policy, rows = Policy(model), pad([random_row(20, 8)])
+    policy, rows = Policy(model, native), pad([random_row(20, 8)])
 
     def gradients_and_products() -> tuple[dict[str, torch.Tensor], int]:
         model.zero_grad()

@@ -73,6 +73,31 @@ def test_the_launcher_ends_all_and_removes_the_folder(tmp_path: Path, how: str) 
     assert not _group(int(children[0]))
 
 
+TRACKER = (
+    "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+    "sys.stdin.read(); time.sleep(1.5); os.unlink(sys.argv[2])"
+)
+TRACKED = (
+    "import subprocess, sys, time; "
+    f"subprocess.Popen([sys.executable, '-c', {TRACKER!r}, 'resource_tracker', sys.argv[1]], stdin=subprocess.PIPE); "
+    "time.sleep(60)"
+)
+
+
+def test_what_removes_the_shared_memory_of_the_others_is_given_its_time(tmp_path: Path) -> None:
+    folder, shared = tmp_path / f"{PREFIX}one", tmp_path / "psm_1"
+    folder.mkdir()
+    shared.touch()
+    words = [sys.executable, str(LAUNCHER), str(folder), sys.executable, "-c", TRACKED, str(shared)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"up\n"
+        launcher.stdin.close()
+        assert launcher.wait(30) == 0
+    assert not shared.exists()
+
+
 def test_a_killed_launcher_takes_its_server_along_and_its_folder_goes_with_the_next(tmp_path: Path) -> None:
     folder, other = tmp_path / f"{PREFIX}one", tmp_path / f"{PREFIX}two"
     folder.mkdir()
