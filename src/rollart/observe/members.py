@@ -58,7 +58,8 @@ class Members:
 
     def __len__(self) -> int:
         """How many trajectories wait."""
-        return sum(map(len, self._groups.values()))
+        # a display looks from a thread of its own, while groups come and go
+        return sum(map(len, list(self._groups.values())))
 
     def opened(self, group: str) -> None:
         self._groups[group] = []

@@ -34,6 +34,8 @@ Builder = Callable[..., Any]
 
 ARRAY, PIECE = "array", "piece"
 """Names of flat arrays and of `Tokens` with ids, beside the names of classes, which have a colon in them."""
+SMALL_BYTES = 1 << 16
+"""Arrays beyond it go pickle's way, which copies them less often."""
 DTYPES: dict[str, np.dtype[Any]] = {np.dtype(char).char: np.dtype(char) for char in "?bBhHiIlLqQefd"}
 """Of numbers in the byte order of this machine: those whose bytes say everything."""
 
@@ -83,18 +85,20 @@ def _is_named_tuple(cls: type) -> bool:
         cls.__bases__ == (tuple,)
         and {"_fields", "_make", "_field_defaults", "__getnewargs__"} <= own.keys()
         and not _says_how(own)
+        and {"__getstate__", "__setstate__"}.isdisjoint(own)
     )
 
 
 def _is_plain(cls: type) -> bool:
-    """A frozen dataclass with slots, as its bases are, that leaves pickling to the standard library."""
-    return all(
+    """A frozen dataclass with slots, as its bases are, that leaves making and pickling to the standard library."""
+    return type(cls) is type and all(
         is_dataclass(one)
         and {field.name for field in fields(one)} == {name for base in one.__mro__ for name in _own_slots(base)}
         and all(
             getattr(vars(one).get(way), "__module__", "") == "dataclasses" for way in ("__getstate__", "__setstate__")
         )
         and not _says_how(vars(one))
+        and "__new__" not in vars(one)
         for one in cls.__mro__[:-1]
     )
 
@@ -133,10 +137,19 @@ def _reducer(cls: type) -> Reducer:
         return _standard
     if _is_named_tuple(cls):
         return lambda value: (made, (name, *value))
-    if _is_plain(cls):
+    if _is_plain(cls) and _can_be_built(cls):
         values = ", ".join(f"value.{field.name}" for field in fields(cls))
         return _compiled("reduce", f"def reduce(value): return made, (name, {values})", name=name, made=made)
     return _standard
+
+
+def _can_be_built(cls: type) -> bool:
+    """Whether `builder` can, which must be known where objects of the class are taken apart."""
+    try:
+        builder(cls)(*[None] * len(fields(cls)))
+    except TypeError:
+        return False  # its objects are laid out otherwise, with room for weak references, say
+    return True
 
 
 def _standard(value: Any) -> Reduced:
@@ -146,7 +159,7 @@ def _standard(value: Any) -> Reduced:
 
 def _array(value: NDArray[Any]) -> Reduced:
     dtype = value.dtype
-    if value.ndim != 1 or DTYPES.get(dtype.char) is not dtype:
+    if value.ndim != 1 or value.nbytes > SMALL_BYTES or DTYPES.get(dtype.char) is not dtype:
         return _standard(value)
     data = value.tobytes()
     return made, (ARRAY, bytearray(data) if value.flags.writeable else data, dtype.char)
@@ -176,14 +189,12 @@ def _piece(value: Tokens) -> Reduced:
 
 
 def _fits(array: object, dtype: np.dtype[Any]) -> bool:
-    return type(array) is np.ndarray and array.dtype is dtype and array.ndim == 1
+    return type(array) is np.ndarray and array.dtype == dtype and array.ndim == 1
 
 
 class _Pickler(pickle.Pickler):
     dispatch_table = _Reducers({np.ndarray: _array, Tokens: _piece})
 
-
-_REDUCE_TOKENS = _reducer(Tokens)
 
 # --- putting together ----------------------------------------------------------------------------------------------------
 
@@ -214,16 +225,18 @@ def builder(cls: type, first: Sequence[str] = ()) -> Builder:
             "__delattr__": object.__delattr__,
         },
     )
+    # numbered, as a field may be called what is used here
     lines = (
-        f"def build({', '.join(names)}):",
+        f"def build({', '.join(f'value_{n}' for n in range(len(names)))}):",
         "  value = new(open_class)",
-        *(f"  value.{name} = {name}" for name in names),
+        *(f"  value.{name} = value_{n}" for n, name in enumerate(names)),
         "  value.__class__ = cls",
         "  return value",
     )
     return _compiled("build", "\n".join(lines), new=object.__new__, open_class=open_class, cls=cls)
 
 
+_REDUCE_TOKENS = _reducer(Tokens)
 _span, _tokens, _payload = builder(Span), builder(Tokens), builder(TokenPayload)
 
 

@@ -18,8 +18,8 @@ TICK_S = 0.02
 """Between two looks at calls that wait; `runtime.envs.workers` has the same three numbers."""
 SLOW_CALL_S = 0.002
 """Mean time in a call from which on threads pay."""
-KEEP_S = 1.0
-"""Threads outlive slow calls by this."""
+KEEP_LOOKS = 50
+"""Threads outlive slow calls by so many looks."""
 
 
 class Threads:
@@ -31,7 +31,7 @@ class Threads:
         self._finished = 0
         self._spent_s = 0.0
         self._looked_s = 0.0
-        self._slow_s = float("-inf")
+        self._fast_looks = 0
         self._waited = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -67,11 +67,10 @@ class Threads:
         loop = asyncio.get_running_loop()
         slow = self._finished == 0 or self._spent_s > SLOW_CALL_S * self._finished
         waiting = bool(self._queue)
-        if slow:
-            self._slow_s = loop.time()
+        self._fast_looks = 0 if slow else self._fast_looks + 1
         if slow and self._waited and waiting:
             self.threads += min(self.threads, len(self._queue), self._most - self.threads)
-        elif loop.time() - self._slow_s >= KEEP_S:
+        elif self._fast_looks > KEEP_LOOKS:
             self.threads -= self.threads // 2
         self._finished, self._spent_s = 0, 0.0
         self._looked_s, self._waited = loop.time(), waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
@@ -204,6 +205,39 @@ class Changing:
     a: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unlucky:
+    """Fields called what a function that makes objects may call its own names."""
+
+    value: int
+    new: int
+    cls: int
+    open_class: int
+    name: int
+    made: int
+    build: int
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Weak:
+    n: int
+
+
+class Abstract(metaclass=ABCMeta):
+    __slots__ = ()
+
+    @abstractmethod
+    def told(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Concrete(Abstract):
+    n: int
+
+    def told(self) -> int:
+        return self.n
+
+
 class Longer(NamedTuple):
     a: int
     b: str = "b"
@@ -226,6 +260,7 @@ CASES: list[Any] = [
     Plain(1, b=[Plain(2)]), More(1, b=2, c="d"), Checked(3), Loose(1), Changing(1), Longer(1), Special(1, "x"),
     MoreTokens(n_tokens=2, payload=TokenPayload(ids=np.arange(2, dtype=np.int32)), more=7),
     np.arange(3).view(Array), np.float32(2.5), {1, 2}, frozenset("a"), range(3), 1 + 2j, Plain, Longer, print, ...,
+    Unlucky(1, 2, 3, 4, 5, 6, 7), Weak(1), Concrete(1), np.arange(40_000),
     np.dtype("i4"), b"x", bytearray(b"y"), slice(1, 2), np.zeros(2, "i4,f4"), np.array([Plain(1), None], object),
 ]  # fmt: skip
 

@@ -65,5 +65,5 @@ def test_there_are_never_more_threads_than_allowed() -> None:
 
 
 def test_it_goes_by_the_numbers_of_the_real_hosts() -> None:
-    ours, real = ((it.TICK_S, it.SLOW_CALL_S, it.KEEP_S) for it in (threads, workers))
+    ours, real = ((it.TICK_S, it.SLOW_CALL_S, it.KEEP_LOOKS) for it in (threads, workers))
     assert ours == real

@@ -30,9 +30,10 @@ TICK_S = 0.02
 """How often waiting calls are looked at: long beside a microsecond step, short beside a tool call."""
 SLOW_CALL_S = 0.002
 """Mean time in a call from which on threads pay: below it, handing the interpreter's lock around costs more than it gains."""
-KEEP_S = 1.0
-"""Threads outlive slow calls by this: resets come in waves, and between two of them steps that wait for something. To start a
-thread costs as much as a call or two; one that waits costs nothing."""
+KEEP_LOOKS = 50
+"""Threads outlive slow calls by so many looks at waiting ones, a second of work or more, idle time aside: resets come in waves,
+and between two of them steps that wait for something. To start a thread costs as much as a call or two; one that waits costs
+nothing."""
 COMPUTING_SHARE = 0.75
 """Share of a core from which on the process counts as busy: more threads would only queue for the interpreter's lock."""
 MAX_DETAIL_CHARS = 500
@@ -84,8 +85,8 @@ class DeadlineWorkers:
         self._queued = self._threads = self._abandoned = self._timeouts = self._late = 0
         self._finished = 0
         self._spent_s = 0.0
-        self._slow_s = float("-inf")
-        """When calls were last slow."""
+        self._fast_looks = 0
+        """In a row."""
         self._earliest_s = float("inf")
         self._wake_s = 0.0
         self._closed = False
@@ -156,8 +157,12 @@ class DeadlineWorkers:
 
     def _grow(self, n: int) -> None:
         for _ in range(n):
+            thread = threading.Thread(target=self._serve, name=f"{self._name}-{self._threads + 1}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # the system has no more: calls wait for those that there are
             self._threads += 1
-            threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
 
     def _give_up(self, jobs: list[Job]) -> list[Job]:
         """Mark `jobs` as answered, and the threads that are in one as abandoned."""
@@ -171,6 +176,15 @@ class DeadlineWorkers:
         return jobs
 
     def _serve(self) -> None:
+        try:
+            self._serve_queue()
+        except BaseException:
+            # whoever was to be told could not take it; the next look starts another thread where one is needed
+            with self._lock:
+                self._threads -= 1
+            raise
+
+    def _serve_queue(self) -> None:
         while (job := self._queue.get()) is not None:
             with self._lock:
                 if job.answered:
@@ -231,22 +245,21 @@ class DeadlineWorkers:
         """Start or retire threads, from what was done since the last look. Returns whether jobs wait now.
 
         Where jobs have waited for a whole tick behind slow ones, twice as many threads serve them; only one more if the
-        process computes all the time, since they may well wait for the interpreter's lock. Where jobs have been fast for
-        `KEEP_S`, half.
+        process computes all the time, since they may well wait for the interpreter's lock. Where jobs have long been fast,
+        half.
         """
         with self._lock:
             slow = self._finished == 0 or self._spent_s > SLOW_CALL_S * self._finished
             waiting = self._queued > 0
-            retired, now = 0, self._clock()
+            retired = 0
             if self._closed:
                 return False
-            if slow:
-                self._slow_s = now
+            self._fast_looks = 0 if slow else self._fast_looks + 1
             if slow and waited and waiting:
-                wanted = self._threads if idle else 1
+                wanted = max(1, self._threads) if idle else 1
                 room = self._max_threads - self._threads - self._abandoned
                 self._grow(min(wanted, len(self._live) - self._threads, room))
-            elif now - self._slow_s >= KEEP_S:
+            elif self._fast_looks > KEEP_LOOKS:
                 retired = self._threads // 2
                 self._threads -= retired
             self._finished, self._spent_s = 0, 0.0

@@ -79,6 +79,20 @@ def test_threads_outlast_a_wave_of_fast_calls_between_slow_ones(workers: Deadlin
     assert threads[0] >= 8
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_who_cannot_take_an_answer_costs_the_others_nothing(workers: DeadlineWorkers) -> None:
+    """The only thread ends with it; another is started for the next call."""
+    answers: SimpleQueue[object] = SimpleQueue()
+
+    def refuses(value: object) -> None:
+        raise RuntimeError("the loop is closed")
+
+    workers.submit([Job(what="lost", where="env", budget_s=WAIT_S, run=lambda: None, answer=refuses)])
+    for _ in range(2):
+        workers.submit([job(lambda: 7, answers)])
+        assert answers.get(timeout=WAIT_S) == 7
+
+
 def test_a_call_that_overruns_is_answered_once_and_its_thread_is_replaced(workers: DeadlineWorkers) -> None:
     answers: SimpleQueue[object] = SimpleQueue()
     gate, back = threading.Event(), threading.Event()
