@@ -61,9 +61,9 @@ USUAL: Mapping[str, tuple[float, ...]] = {
     "engine": (1.5e-4, 2e-4, 6e-5, 3e-4),
     "env": (1.5e-4, 1.5e-4, 1e-4),
     "control": (1.5e-4, 1.5e-4, 2e-4, 4e-4, 1e-2, 2e-2),
-    # a micro-batch costs what 256 tokens do (`learn.batching.PASS_TOKENS`), the rest of a step (the optimiser, the batch's way,
-    # the digest of the weights) about eight times that
-    "trainer": (2048.0, 256.0, 1.0),
+    # a micro-batch costs what 180 tokens do, the rest of a step (the optimiser, the digest of the weights) as much, and so do
+    # the calls by which a batch comes
+    "trainer": (360.0, 180.0, 1.0),
 }
 
 
