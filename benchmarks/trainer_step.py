@@ -2,9 +2,9 @@
 
     python benchmarks/trainer_step.py --json FILE
 
-The batch is that of `vs_trl`'s four turns: 64 trajectories of groups of 8 that share their prompt, turns of 16 sampled tokens, maps
-of 21, a Llama of 0.92 M parameters in fp32. Both sides do the same steps in turn, in one process and one thread; a pair is the
-least of `--steps` steps of each, as CPU time, so that what else runs on the machine counts little.
+The batch is that of `vs_trl`'s four turns: 64 trajectories of groups of 8 that share their prompt, turns of 16 sampled tokens,
+maps of 21, a Llama of 0.92 M parameters in fp32. Both sides do the same steps in turn, in one process and one thread; a pair is
+the least of `--steps` steps of each, as CPU time, so that what else runs on the machine counts little.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def samples() -> list[Sample]:
                     segment=Segment(pieces=tuple(pieces)),
                     advantage=float(chance.normal()),
                     weight=1.0,
-                )  # fmt: skip
+                )
             )
     return found
 

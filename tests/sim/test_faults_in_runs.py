@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rollart.config.schema import RunConfig
 from rollart.core.errors import RunFailed
 from rollart.observe.outlook import outlook
+from rollart.observe.summary import summarise
 from rollart.sim.virtual import build
 from simruns import SimRun, check, check_ledger, simulate
 from virtual_configs import POOLS, a_virtual
@@ -107,7 +108,7 @@ def test_every_kind_of_cluster_survives_its_faults(pools: Any, faults: Any, sche
 
 
 def test_a_lost_node_of_the_trainers_costs_the_repair_the_start_the_load_and_the_steps_since() -> None:
-    """Another trainer is up after 120 + 60 s, loads 115 GB at 2 GB/s a node, and repeats what no checkpoint holds."""
+    """Another trainer is up after 90 + 60 s, loads 115 GB at 2 GB/s a node, and repeats what no checkpoint holds."""
     lost = {"script": {"mine": {"kind": "node", "pool": "train", "at_s": 150.0}}}
     sim = ran(faulty(lost, load="math", schedule={"steps": 5}, checkpoint={"every": 10}))
     kept_its_promises(sim)
@@ -117,7 +118,7 @@ def test_a_lost_node_of_the_trainers_costs_the_repair_the_start_the_load_and_the
     repeated_s = sum(row["seconds"] for row in before)
     load_s = sim.of("checkpointed")[0]["seconds"]
     assert load_s == pytest.approx(8.19e9 * 14 / 2e9, rel=0.01)
-    assert restarted["seconds"] == pytest.approx(120.0 + 60.0 + load_s + repeated_s, abs=2.0)
+    assert restarted["seconds"] == pytest.approx(90.0 + 60.0 + load_s + repeated_s, abs=2.0)
     found = outlook(sim.events)
     assert found is not None
     assert found.faults is not None
@@ -192,6 +193,41 @@ def test_losses_move_trajectories_and_the_figures_say_how_many_and_what_it_cost(
     assert dropped["engine_lost"] + dropped.get("env_failed", 0) == faults.wasted_tokens
 
 
+def test_a_trainer_that_is_lost_before_the_first_checkpoint_costs_the_time_until_the_next_publishes() -> None:
+    """Nothing is repeated, and no checkpoint is loaded: 60 s to start, and the weights once more."""
+    sim = ran(faulty({"script": {"mine": {"kind": "trainer", "at_s": 20.0}}}, load="math"))
+    kept_its_promises(sim)
+    assert not [row for row in sim.of("checkpointed") if row["t"] < 20.0]
+    assert not sim.of("trainer_restarted")
+    back_s = min(row["t"] for row in sim.of("published") if row["t"] > 20.0)
+    assert back_s > 20.0 + 60.0
+    found = outlook(sim.events)
+    assert found is not None
+    assert found.faults is not None
+    assert found.faults.trainer_down_s == pytest.approx(back_s - 20.0)
+    assert found.faults.repeated_steps == 0
+    told = summarise(sim.events)["interruptions"]["trainer"]
+    assert (told["count"], told["recovered"]) == (1, 1)
+
+
+def test_a_run_that_starves_because_weights_do_not_come_says_so() -> None:
+    script = {"mine": {"kind": "weights", "at_s": 60.0, "lasts_s": 1e6}}
+    sim = ran(faulty({"script": script}, schedule={"max_staleness": 0}, deadlines={"batch_s": 300.0}, load="math"))
+    assert isinstance(sim.error, RunFailed)
+    assert "no batch" in str(sim.error)
+    assert "transfers of weights failed since version 1, the last: " in str(sim.error)
+
+
+@pytest.mark.parametrize(
+    ("law", "fails"),
+    [({"node": {"mtbf_s": 1.0, "replace_s": 0.0}}, True), ({"rewards": {"mtbf_s": 1.0, "outage_s": 1e-9}}, False)],
+)
+def test_the_most_frequent_faults_that_are_taken_leave_a_run_its_end(law: dict[str, Any], fails: bool) -> None:
+    sim = ran(faulty(law, load="math"))
+    assert isinstance(sim.error, RunFailed) == fails
+    assert len(sim.of("fault")) < 20_000
+
+
 # --- field cases at the scale of a cluster -------------------------------------------------------------------------------
 
 
@@ -202,7 +238,11 @@ def test_a_cluster_whose_producers_all_die_for_good_ends_with_their_error(what: 
     script = {"all": {"kind": what, "at_s": 50.0, "count": count}}
     sim = ran(faulty({what: {"replaced": False}, "script": script}, schedule={"steps": 50}))
     assert isinstance(sim.error, RunFailed)
-    assert str(sim.error).splitlines()[-1] == f"cluster no_room: cluster.faults.{what}.replaced=false"
+    role = {"engine": "mixed", "env_host": "env"}[what]
+    assert str(sim.error).splitlines() == [
+        f"a worker of role {role} was lost and nobody takes its place, and none is left",
+        f"cluster no_room: cluster.faults.{what}.replaced=false",
+    ]
     assert sim.ended_s < 50.0 + 200.0
     assert sim.cluster.held == []
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollart.core.errors import RunFailed
+from rollart.core.errors import RunFailed, failure
 from rollart.core.resources import Change
 from rollart.sim.disk import SimCheckpoints, SimDisk
 from rollart.sim.engine import EngineModel
@@ -266,3 +266,21 @@ def test_a_step_is_told_once_though_its_trainer_dies_while_it_publishes() -> Non
     check(sim)
     assert [row["step"] for row in sim.of("step_finished")] == list(range(10))
     assert len(sim.of("step_started")) == 11
+
+
+def test_a_worker_that_nobody_can_replace_is_not_tried_again() -> None:
+    """One host of two, then the other: the run goes on without the first, and ends at once when none is left."""
+    tasks = [a_task()]
+    never = failure("cluster", "no_room", "no machine is left", retryable=False)
+    cluster = SimCluster(
+        engine=EngineModel(token_s=0.1), env=random_env(), trainer=TrainerModel(finish_s=2.0),
+        start_fault=lambda role, nth: never if role == "env" and nth >= 2 else None,
+    )  # fmt: skip
+    script = losing((8.0, lambda c: c.lose_host(0)), (12.0, lambda c: c.lose_host(1)))
+    sim = simulate(a_config(tasks, schedule={"steps": 50}, envs={"hosts": 2}), tasks, cluster, script=script)
+    told = "a worker of role env was lost and nobody takes its place"
+    (advisory,) = sim.of("advisory", code="worker_given_up")
+    assert advisory["text"] == f"{told} (cluster no_room: no machine is left); 1 go on without it"
+    assert str(sim.error).splitlines() == [f"{told}, and none is left", "cluster no_room: no machine is left"]
+    assert cluster._starts["env"] == 4
+    assert sim.ended_s == pytest.approx(12.0, abs=0.1)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Literal
 
 import pytest
 
 from rollart.config.schema import RunConfig
+from rollart.sim.disk import SimCheckpoints
 from rollart.sim.engine import EngineModel
-from rollart.sim.trainer import TrainerModel
+from rollart.sim.trainer import TrainerCall, TrainerMishap, TrainerModel
 from rollart.sim.world import SimCluster
-from simruns import a_config, a_task, check, random_env, simulate
+from simruns import Row, a_config, a_task, check, random_env, simulate
 
 SLEEP_S, WAKE_S, TRAIN_S = 2.0, 3.0, 10.0
 
 
-def cluster() -> SimCluster:
+def cluster(**trainer: Any) -> SimCluster:
     return SimCluster(
         engine=EngineModel(token_s=0.1, sleep_s=SLEEP_S, wake_s=WAKE_S), env=random_env(),
-        trainer=TrainerModel(finish_s=TRAIN_S),
+        trainer=TrainerModel(finish_s=TRAIN_S, **trainer),
     )  # fmt: skip
 
 
@@ -65,9 +67,41 @@ def test_a_trainer_that_is_lost_in_a_step_leaves_the_devices_its_successor_s() -
             await asyncio.sleep(0.5)
         cluster.lose_trainer()
 
-    from rollart.sim.disk import SimCheckpoints
-
     inside = cluster()
     sim = simulate(shared(), [a_task()], inside, script=lose, checkpoints=SimCheckpoints(inside.disk))
     check(sim)
-    assert [row["to"] for row in sim.of("devices_switched")].count("rollout") == 4
+    assert [row["to"] for row in sim.of("devices_switched")] == ["train", "rollout"] * 4
+
+
+COMPUTES = ("load", "begin", "accumulate", "finish", "logprobs")
+Case = Literal["idle", "publish", "twice"]
+
+
+@pytest.mark.parametrize(("case", "turns"), [("idle", 5), ("publish", 6), ("twice", 5)])
+def test_a_trainer_that_comes_back_takes_its_turn_on_the_devices(case: Case, turns: int) -> None:
+    """Lost on devices whose engines are awake, or lost again while it repeats: they sleep meanwhile, and sample after it."""
+
+    def fault(trainer: str, call: TrainerCall, nth: int) -> TrainerMishap | None:
+        dies = {"publish": ("trainer-0", "publish", 2), "twice": ("trainer-1", "finish", 0)}.get(case)
+        return "lost" if (trainer, call, nth) == dies else None
+
+    awake: list[str] = []
+
+    async def watch(cluster: SimCluster, rows: list[Row]) -> None:
+        while True:
+            trainer = cluster.trainers[-1] if cluster.trainers else None
+            if trainer is not None and trainer.phase in COMPUTES:
+                awake.extend(f"{trainer.name} {trainer.phase}" for engine in cluster.engines if not engine.asleep)
+            steps = sum(row["kind"] == "step_finished" for row in rows)
+            if case != "publish" and steps == 2 and trainer is not None and trainer.name == "trainer-0":
+                cluster.lose_trainer()
+            await asyncio.sleep(0.25)
+
+    inside = cluster(load_s=4.0, fault=fault)
+    sim = simulate(shared(), [a_task()], inside, script=watch, checkpoints=SimCheckpoints(inside.disk))
+    check(sim)
+    assert awake == []
+    (restarted,) = sim.of("trainer_restarted")
+    assert restarted["steps"] == (1 if case == "publish" else 2)
+    assert [row["to"] for row in sim.of("devices_switched")] == ["train", "rollout"] * turns
+    assert not any(engine.asleep for engine in sim.cluster.engines)

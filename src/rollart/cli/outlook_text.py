@@ -11,18 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollart.cli.tables import amount, duration, table
-from rollart.observe.fault_tally import FaultFigures
+from rollart.observe.fault_tally import KINDS, FaultFigures, counted
 from rollart.observe.outlook import Outlook
 from rollart.observe.step_tally import TRAINER, TRAJECTORY
 
 NONE = "-"
 NEARLY_NONE = 5e-4
-FAULTS = {
-    "engine": ("engine", "engines"), "node": ("node", "nodes"), "env_host": ("env host", "env hosts"),
-    "trainer": ("trainer", "trainers"), "weights": ("transfer of weights", "transfers of weights"),
-    "rewards": ("outage of rewards", "outages of rewards"),
-}  # fmt: skip
-"""Kind of fault -> what was lost, in words, one and several."""
 
 
 def percent(share: float) -> str:
@@ -89,15 +83,11 @@ def _lines(found: Outlook) -> Iterable[tuple[str, str]]:
     yield "cost", _cost(found)
 
 
-def counted(n: int, one: str, several: str) -> str:
-    return f"{n} {one if n == 1 else several}"
-
-
 def _faulted(faults: FaultFigures | None) -> Iterable[tuple[str, str]]:
     """What was lost in the whole run, and what that cost."""
     if faults is None:
         return
-    yield "lost, whole run", ", ".join(counted(n, *FAULTS[what]) for what, n in faults.happened.items()) or "nothing"
+    yield "lost, whole run", faults.lost
     down = [
         f"engines {percent(faults.engines_down)} of their time" if faults.engines_down_s else "",
         f"env hosts {duration(faults.hosts_down_s)}" if faults.hosts_down_s else "",
@@ -183,7 +173,7 @@ def figures(found: Iterable[Outlook]) -> list[Figure]:
         Figure(name="recomputed prompts", of=lambda one: one.rebuilt, show=percent),
         Figure(name="fallback", of=lambda one: one.fallback, show=percent),
         Figure(name="H20 hours per 1,000", of=lambda one: one.cost),
-        *(_lost(what) for what in FAULTS),
+        *(_lost(what) for what in KINDS),
         *(Figure(name=name, of=partial(_of_faults, of), show=show) for name, of, show in _COSTS),
     ]
 
@@ -193,7 +183,7 @@ def _share(whole: str, part: str, of: Callable[[Outlook], Mapping[str, float]]) 
 
 
 def _lost(what: str) -> Figure:
-    return Figure(name=f"lost: {FAULTS[what][1]}", of=partial(_of_faults, lambda faults: faults.happened.get(what, 0)))
+    return Figure(name=f"lost: {KINDS[what][1]}", of=partial(_of_faults, lambda faults: faults.happened.get(what, 0)))
 
 
 _COSTS: tuple[tuple[str, Callable[[FaultFigures], float], Callable[[float], str]], ...] = (

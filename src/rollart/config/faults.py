@@ -17,7 +17,7 @@ class EngineFaults(Node):
     """Engines whose process dies."""
 
     mtbf_s: float = Field(default=0.0, ge=0)
-    """Mean time between failures of one engine, exponential; 0: none dies by itself."""
+    """Mean time between failures of one engine, exponential; 0: none dies by itself, else at least 1."""
     start_s: float = Field(default=60.0, ge=0)
     """From a loss, however it came, until another process is up; its weights come after that, by cluster.link."""
     replaced: bool = True
@@ -28,8 +28,8 @@ class NodeFaults(Node):
     """Nodes that are lost with all that runs on them; in the trainer's pool each takes the trainer with it."""
 
     mtbf_s: float = Field(default=0.0, ge=0)
-    """Mean time between failures of one node, exponential; 0: none is lost by itself."""
-    replace_s: float = Field(default=120.0, ge=0)
+    """Mean time between failures of one node, exponential; 0: none is lost by itself, else at least 1."""
+    replace_s: float = Field(default=90.0, ge=0)
     """From the loss until it is back, or another in its place; what ran on it starts after that."""
     replaced: bool = True
     """False: a lost node never comes back."""
@@ -39,7 +39,7 @@ class HostFaults(Node):
     """Environment hosts (`envs.hosts`) that die with their sessions."""
 
     mtbf_s: float = Field(default=0.0, ge=0)
-    """Mean time between failures of one host, exponential; 0: none dies by itself."""
+    """Mean time between failures of one host, exponential; 0: none dies by itself, else at least 1."""
     start_s: float = Field(default=10.0, ge=0)
     """From a loss until another host is up."""
     replaced: bool = True
@@ -50,7 +50,7 @@ class TrainerFaults(Node):
     """The trainer that dies, and comes back from its last checkpoint (`checkpoint.every`)."""
 
     mtbf_s: float = Field(default=0.0, ge=0)
-    """Mean time between failures of the trainer as a whole, exponential; 0: it does not die by itself."""
+    """Mean time between failures of the trainer as a whole, exponential; 0: it does not die by itself, else at least 1."""
     start_s: float = Field(default=60.0, ge=0)
     """From a loss until another one is up and can load the checkpoint."""
     disk_gbyte_per_s: float = Field(default=2.0, gt=0)
@@ -68,7 +68,7 @@ class RewardFaults(Node):
     """Outages of the reward service: calls fail at once, those under way too."""
 
     mtbf_s: float = Field(default=0.0, ge=0)
-    """Mean time from the end of one to the beginning of the next, exponential; 0: there are none."""
+    """Mean time from the end of one to the beginning of the next, exponential; 0: there are none, else at least 1."""
     outage_s: float = Field(default=60.0, gt=0)
     """How long one lasts."""
 

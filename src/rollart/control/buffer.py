@@ -256,12 +256,13 @@ class Buffer:
         return self.window.room(batches_left=self.wanted + in_training)
 
     async def take(
-        self, step: int, version: Version, *, deadline_s: float, unless: Callable[[], bool] = lambda: False
-    ) -> Batch | None:
+        self, step: int, version: Version, *, deadline_s: float, unless: Callable[[], bool] = lambda: False,
+        trouble: Callable[[], str] = lambda: "",
+    ) -> Batch | None:  # fmt: skip
         """The batch of `step`, to be trained at `version`; waits until every task's quota is there.
 
         None: `unless` has come true meanwhile (notify `changed`). Raises RunFailed when the batch does not come by the
-        absolute deadline.
+        absolute deadline, with what `trouble` says of why that may be.
         """
         started, quota = asyncio.get_running_loop().time(), self._mix.quota(step)
         self._taking_since = started
@@ -281,10 +282,11 @@ class Buffer:
             try:
                 await self._waits.on(self.changed.wait(), what="groups to be trained", deadline_s=deadline_s)
             except WaitExpired as expired:
+                said = f"; {found}" if (found := trouble()) else ""
                 raise RunFailed(
                     f"step {step} had no batch after {asyncio.get_running_loop().time() - started:.1f} s "
                     f"(deadlines.batch_s): missing groups: {missing}; open groups: {self.window.open}; "
-                    f"waiting: {dict(self._waits.now())}",
+                    f"waiting: {dict(self._waits.now())}{said}",
                     self.last_failure,
                 ) from expired
 

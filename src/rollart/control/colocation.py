@@ -1,7 +1,7 @@
 """Devices that rollout and training share: engines give them up before a step and take them back after it.
 
-Invariant: while the trainer computes on shared devices, no engine on them holds memory; engines on other pools go on. Where
-nothing is shared nothing happens, not even an event.
+Invariant: while the trainer computes on shared devices, be it a step or what another one loads and repeats, no engine in
+service on them holds memory; engines on other pools go on. Where nothing is shared nothing happens, not even an event.
 """
 
 from __future__ import annotations
@@ -27,20 +27,25 @@ class Colocation:
         self._fleet = fleet
         self._pools = pools
         self._limit_s = limit_s
-        self._trains = False
+        self.trains = False
         """The shared devices are the trainer's, or about to be."""
 
     @asynccontextmanager
-    async def training(self) -> AsyncIterator[None]:
-        """Inside, the shared devices are the trainer's. Raises RunFailed when engines do not give them up or take them back."""
+    async def training(self, *, keeps: bool = False) -> AsyncIterator[None]:
+        """Inside, the shared devices are the trainer's, and afterwards too where it `keeps` them for more.
+
+        Raises RunFailed when engines do not give them up or take them back.
+        """
         if not self._pools:
             yield
             return
-        self._trains = True
-        await self._switch("train")
-        yield  # a step that fails is done again, on devices that are still the trainer's
-        self._trains = False
-        await self._switch("rollout")
+        if not self.trains:
+            self.trains = True
+            await self._switch("train")
+        yield  # what fails is done again, on devices that are still the trainer's
+        if not keeps:
+            self.trains = False
+            await self._switch("rollout")
 
     async def admit(self, engine: Engine) -> None:
         """A new engine, before anyone asks anything of it: it gives its devices up as long as they are the trainer's.
@@ -48,7 +53,7 @@ class Colocation:
         Raises RunFailed as `training` does.
         """
         asleep = False
-        while engine.info.pool in self._pools and asleep != self._trains:
+        while engine.info.pool in self._pools and asleep != self.trains:
             asleep = not asleep
             await self._hand_over([engine], "train" if asleep else "rollout")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rollart.config.placement import Placement
 from rollart.control.waits import WaitExpired, Waits
-from rollart.core.errors import RunFailed, failure
+from rollart.core.errors import RunFailed, describe, failure
 from rollart.core.events import Recorder
 from rollart.core.resources import Lease
 from rollart.core.types import Failure, Role
@@ -87,8 +87,11 @@ class Elastic:
     async def again(self, role: Role, lease: str, why: Failure) -> Worker | None:
         """Start another worker in place of the one on `lease`, which was lost.
 
-        None: it was tried too often, and others of that role go on without it. Raises RunFailed when there are none.
+        None: it was tried too often, or none is ever to be had, and others of that role go on without it. Raises RunFailed
+        when there are none.
         """
+        most = self.restarts.most
+        given_up = f"a worker of role {role} was lost {most + 1} times with no step trained (failure.restarts={most})"
         seat = self._seats.get(lease, role)
         place = self._places.get(lease, Placement(role=role))
         self._starting[role] += 1
@@ -103,9 +106,12 @@ class Elastic:
                 if isinstance(started, Worker):
                     return started
                 lease, why = "", started
+                if not started.retryable:
+                    given_up = f"a worker of role {role} was lost and nobody takes its place"
+                    break
         finally:
             self._starting[role] -= 1
-        self._without(role, why)
+        self._without(role, given_up, why)
         return None
 
     async def release_all(self) -> None:
@@ -118,13 +124,12 @@ class Elastic:
                 text = f"{lease} could not be released: {type(error).__name__}: {error}"
                 self._record("advisory", code="release_failed", text=text)
 
-    def _without(self, role: Role, why: Failure) -> None:
+    def _without(self, role: Role, given_up: str, why: Failure) -> None:
         left = Counter(self._leases.values())[role] + self._starting[role]
-        most = self.restarts.most
-        text = f"a worker of role {role} was lost {most + 1} times with no step trained (failure.restarts={most})"
         if not left:
-            raise RunFailed(f"{text}, and none is left", why)
-        self._record("advisory", code="worker_given_up", text=f"{text}; {left} go on without it")
+            raise RunFailed(f"{given_up}, and none is left", why)
+        text = f"{given_up} ({describe(why)}); {left} go on without it"
+        self._record("advisory", code="worker_given_up", text=text)
 
     async def _try(self, place: Placement, seat: str) -> Worker | Failure:
         role = place.role

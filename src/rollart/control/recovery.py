@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rollart.control.buffer import Batch, Buffer
+from rollart.control.colocation import Colocation
 from rollart.control.elastic import Elastic, Seat
 from rollart.control.waits import WaitExpired, Waits
 from rollart.control.weights import Weights
@@ -25,8 +26,8 @@ class Recovery:
     """Owns the trainer's seat, where its last checkpoint is, and the batches that it was trained on since."""
 
     def __init__(
-        self, record: Recorder, waits: Waits, elastic: Elastic, seat: Seat, weights: Weights, buffer: Buffer, *,
-        optimise: Callable[[Batch], Awaitable[object]], train_s: float, enabled: bool,
+        self, record: Recorder, waits: Waits, elastic: Elastic, seat: Seat, weights: Weights, buffer: Buffer,
+        colocation: Colocation, *, optimise: Callable[[Batch], Awaitable[object]], train_s: float, enabled: bool,
     ) -> None:  # fmt: skip
         self._record = record
         self._waits = waits
@@ -34,6 +35,7 @@ class Recovery:
         self.seat = seat
         self._weights = weights
         self._buffer = buffer
+        self._colocation = colocation
         self._optimise = optimise
         self._train_s = train_s
         self._enabled = enabled
@@ -143,6 +145,7 @@ class Recovery:
         """
         started = asyncio.get_running_loop().time()
         self.under_way = True
+        in_a_step = self._colocation.trains  # which failed, and is done again on the devices that it had
         try:
             while True:
                 if not self._path:
@@ -151,7 +154,8 @@ class Recovery:
                     ) from error
                 await self._replace(error)
                 try:
-                    await self._repeat(version)
+                    async with self._colocation.training(keeps=in_a_step):
+                        await self._repeat(version)
                     await self.offer(version, version + 1)
                 except TrainerLost as another:
                     error = another

@@ -86,8 +86,9 @@ class Training:
         while True:
             deadline = asyncio.get_running_loop().time() + self._rules.batch_s
             batch = await self._buffer.take(
-                step, version, deadline_s=deadline, unless=lambda: self._recovery.wanted is not None
-            )
+                step, version, deadline_s=deadline, unless=lambda: self._recovery.wanted is not None,
+                trouble=lambda: self._weights.trouble,
+            )  # fmt: skip
             if batch is not None:
                 return batch, version
             version = await self._recovery.publish_again(version)

@@ -16,7 +16,7 @@ from rollart.control.elastic import Seat
 from rollart.control.fleet import Fleet
 from rollart.control.signal import Signal
 from rollart.control.waits import GRACE_S, WaitExpired, Waits
-from rollart.core.errors import RunFailed, StoreError, TrainerLost, failure
+from rollart.core.errors import RunFailed, StoreError, TrainerLost, describe, failure
 from rollart.core.events import Recorder
 from rollart.core.resources import EngineInfo
 from rollart.core.types import Failure, Fingerprint, Manifest, Version
@@ -120,6 +120,9 @@ class Weights:
         self._allowed: Version = -1
         self._missing: Failure | None = None
         """Set: the bytes of the newest version are gone, so no engine that lacks it will ever serve it."""
+        self._failed = 0
+        self._failure: Failure | None = None
+        """Fetches that failed since the newest version was published, and why the last did."""
 
     # --- the trainer's side ------------------------------------------------------------------------------------------
 
@@ -143,6 +146,7 @@ class Weights:
         await self._store.retire(min([version - VERSIONS_KEPT + 1, *self._pins]))
         self.published = version
         self._missing = None
+        self._failed, self._failure = 0, None
         if self._rules.order == "early":
             self._allowed = version
         self._record(
@@ -171,6 +175,13 @@ class Weights:
             except WaitExpired as expired:
                 why = failure("engine", "timeout", f"{expired}: {', '.join(late)}")
                 raise RunFailed(f"version {version} is not served everywhere", why) from expired
+
+    @property
+    def trouble(self) -> str:
+        """What became of transfers of the newest version; empty: none failed."""
+        if self._failure is None:
+            return ""
+        return f"{self._failed} transfers of weights failed since version {self.published}, the last: {describe(self._failure)}"
 
     async def unservable(self) -> Failure:
         """Returns, with the reason, when no engine serves anything and none can have the newest version."""
@@ -245,6 +256,7 @@ class Weights:
                 seconds = round(loop.time() - started, 6)
                 self._record("prefetched", engine=engine.info.id, version=want, seconds=seconds)
                 return chain[-1]
+            self._failed, self._failure = self._failed + 1, outcome
             if want < self.published and not self._pinned(want):  # perhaps retired meanwhile: go for the newer one
                 return None
             if (outcome.where, outcome.kind) == (

@@ -110,12 +110,12 @@ class Wired:
             record, self.rollout, self.weights, sampling=sampling, seed=config.seed, trajectory_s=limits.trajectory_s,
             concurrency=config.eval.concurrency, keep=world.keep,
         )  # fmt: skip
-        self.recovery = Recovery(
-            record, waits, elastic, self.seat, self.weights, self.buffer, train_s=limits.train_s,
-            optimise=lambda batch: self.training.optimise(batch), enabled=keeps,
-        )  # fmt: skip
         self.colocation = Colocation(
             record, waits, fleet, pools=colocated_pools(config), limit_s=limits.start_s
+        )  # fmt: skip
+        self.recovery = Recovery(
+            record, waits, elastic, self.seat, self.weights, self.buffer, self.colocation, train_s=limits.train_s,
+            optimise=lambda batch: self.training.optimise(batch), enabled=keeps,
         )  # fmt: skip
         self.training = Training(
             record, waits, ledger, self.buffer, fleet, self.weights, self.recovery, self.colocation, after_step=after_step,

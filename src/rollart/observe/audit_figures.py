@@ -87,7 +87,7 @@ def _steps(record: Record) -> Iterator[str]:
         if step in started and step in published:
             began, offered = started[step]["t"], published[step]["t"] - published[step]["seconds"]
             # devices that are shared go back to the engines between the step and its publish
-            back = sum(one["seconds"] for one in given_back if began <= one["t"] <= published[step]["t"])
+            back = sum(one["seconds"] for one in given_back if began < one["t"] <= published[step]["t"])
             took = offered - began - back
             if _differ(row["seconds"], took, 2 * CLOSE):
                 yield f"figures: step {step} took {row['seconds']} s and says {took:.6f}"

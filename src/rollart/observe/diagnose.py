@@ -20,6 +20,8 @@ ZERO_VARIANCE = 0.5
 """Half of the groups teach nothing: the batch is in effect half as large."""
 SOLVED, HOPELESS = 0.95, 0.05
 """Success beyond which equal rewards mean that a task is solved, or out of reach."""
+MOST = 0.5
+"""Beyond half of the window, something is what the time goes to, whatever else there is."""
 WAITING = 0.3
 """A third of the window: more than the jitter of a balanced run, and worth a change of settings."""
 STALE = 0.05
@@ -116,9 +118,11 @@ def _balance(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advic
     window_s, trainer = summary["window_s"], summary["waits"]["trainer"]
     if not window_s:
         return
-    waiting = trainer["wait_for_batch"] / window_s
+    waiting, away = trainer["wait_for_batch"] / window_s, trainer["other"] / window_s
     idle = summary["engine_idle_frac"] or 0.0
-    if waiting >= WAITING and idle >= WAITING:
+    if away >= MOST and idle >= WAITING:
+        yield _trainer_away(away, idle, summary)
+    elif waiting >= WAITING and idle >= WAITING:
         text = (
             f"Trainer and engines take turns: the trainer waited for batches {_percent(waiting)} of the time, engines had "
             f"no request {_percent(idle)} of it. A schedule.max_staleness above {summary['staleness']['bound']} lets them "
@@ -144,6 +148,21 @@ def _balance(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advic
             f"Engines stood still for weight applies {_percent(exposed)} of the time; look at apply and prefetch times."
         )
         yield Advice(code="exposed_sync", severity="warn", text=text)
+
+
+def _trainer_away(away: float, idle: float, summary: Mapping[str, Any]) -> Advice:
+    """Where steps are not what takes the time, nothing that makes them shorter helps."""
+    lost = summary.get("interruptions", {}).get("trainer")
+    went = f"checkpoints and recovery (it was lost {lost['count']} times)" if lost else "checkpoints"
+    pays = "trainers that are lost less often, or start and load sooner, or another checkpoint.every"
+    if not lost:
+        went += ", or to standing by until engines serve a version (schedule.sync_order=paper)"
+        pays = "a larger checkpoint.every, faster storage, or schedule.sync_order=early"
+    text = (
+        f"Most of the trainer's time between first and last step ({_percent(away)}) went to {went}, and engines had no request "
+        f"{_percent(idle)} of it. What would pay: {pays}; more engines would not."
+    )
+    return Advice(code="trainer_away", severity="warn", text=text)
 
 
 def _slow_task(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advice]:

@@ -1,7 +1,8 @@
 """What interrupted a run, and how long it took to go on: resumes, trainers, engines and environment hosts that were lost.
 
 Invariant: computed from the surviving events alone. Recovery is counted in the run's own time, to the event that shows that
-what was lost is there again: the first turn after a resume, the restarted trainer, another engine, another host.
+what was lost is there again: the first turn after a resume, weights of another trainer, another engine, another host. An engine
+that is lost before it serves interrupts nothing; it is counted apart.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rollart.observe.fault_tally import RUN_ENDED
 from rollart.observe.log import Event
 from rollart.observe.tally import Stat
 
 ROLES = ("run", "trainer", "engine", "host")
-BACK = {"turn_done": "run", "trainer_restarted": "trainer", "engine_joined": "engine", "host_joined": "host"}
+BACK = {
+    "turn_done": "run", "published": "trainer", "trainer_restarted": "trainer", "engine_joined": "engine",
+    "host_joined": "host",
+}  # fmt: skip
 """Event that ends an interruption of a role."""
 
 
@@ -44,13 +49,23 @@ class InterruptionsFold:
         self._open: dict[str, list[Interruption]] = {role: [] for role in ROLES}
         self._engines: set[str] = set()
         """Of this incarnation: the books of earlier ones are closed with `engine_lost` as well."""
+        self._served: set[str] = set()
+        """Of all incarnations."""
+        self.unserved = 0
+        """Engines that were lost before they served: nothing was interrupted."""
+        self._trainers: list[Interruption] = []
+        """Losses of it that were made good last."""
 
     def __call__(self, event: Event) -> None:
         kind, t, data = event["kind"], event["t"], event["data"]
         if kind == "engine_joined":
             self._engines.add(event["engine"])
+            self._served.add(event["engine"])
         if kind in BACK:
-            self._back(BACK[kind], t, data)
+            self._back(BACK[kind], t)
+            if kind == "trainer_restarted" and data["steps"]:
+                for one in self._trainers:
+                    one.lost = f"{data['steps']} steps were repeated from the last checkpoint"
         elif kind == "resumed":
             # whoever was awaited before it is not awaited any more: all roles were started anew
             for waiting in self._open.values():
@@ -66,6 +81,8 @@ class InterruptionsFold:
             lost = f"{data['lost_tokens']} tokens lost" if data["lost_tokens"] else ""
             who = f"{event['engine']} was lost"
             self._add(Interruption(role="engine", t=t, who=who, why=str(data["failure"]), lost=lost))
+        elif kind == "engine_lost":
+            self.unserved += event["engine"] not in self._served and data["failure"] != RUN_ENDED
         elif kind == "host_lost":
             who = f"{event['host']} was lost"
             self._add(Interruption(role="host", t=t, who=who, why=str(data["failure"]), lost=""))
@@ -74,15 +91,15 @@ class InterruptionsFold:
         self.found.append(one)
         self._open[one.role].append(one)
 
-    def _back(self, role: str, t: float, data: Mapping[str, Any]) -> None:
+    def _back(self, role: str, t: float) -> None:
         """Something of this role is there again: the oldest loss is made good, of the run and the trainer all are."""
         waiting = self._open[role]
         ended = waiting[:1] if role in ("engine", "host") else list(waiting)
         for one in ended:
             waiting.remove(one)
             one.recover_s = t - one.t
-            if role == "trainer" and data["steps"]:
-                one.lost = f"{data['steps']} steps were repeated from the last checkpoint"
+        if role == "trainer" and ended:
+            self._trainers = ended
 
     def result(self) -> dict[str, Any]:
         """Per role that was interrupted: how often, how often it recovered, and in how many seconds."""
@@ -92,12 +109,14 @@ class InterruptionsFold:
             times = Stat()
             for one in mine:
                 times.add(one.recover_s)
-            if mine:
+            if mine or (role == "engine" and self.unserved):
                 found[role] = {
                     "count": len(mine),
                     "recovered": times.n,
                     "recover_s": {"mean": times.mean, "max": times.max},
                 }
+        if self.unserved:
+            found["engine"]["unserved"] = self.unserved
         return found
 
 
@@ -108,4 +127,9 @@ def told(found: Mapping[str, Any]) -> Iterable[str]:
         worst = row["recover_s"]["max"]
         back = "" if worst is None else f" (went on within {worst:.1f} s)"
         left = row["count"] - row["recovered"]
-        yield f"{names[role]} {row['count']} x{back}" + (f", {left} not recovered" if left else "")
+        unserved = row.get("unserved", 0)
+        yield (
+            f"{names[role]} {row['count']} x{back}"
+            + (f", {left} not recovered" if left else "")
+            + (f", {unserved} more that never served" if unserved else "")
+        )

@@ -188,7 +188,8 @@ class OutlookFold:
         self._meters.setdefault(pool, EngineMeter()).joined(event["engine"], t)
 
     def _on_engine_lost(self, event: Event, t: float, data: Mapping[str, Any]) -> None:
-        self._meter(event["engine"]).lost(event["engine"], t)
+        if event["engine"] in self._pool:  # one that never served was never counted
+            self._meter(event["engine"]).lost(event["engine"], t)
 
     def _on_turn_routed(self, event: Event, t: float, data: Mapping[str, Any]) -> None:
         engine = event["engine"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from html import escape
 
+from rollart.observe.fault_tally import counted
 from rollart.observe.outlook import Outlook
 from rollart.observe.report_html import DASH, number, percent, seconds, section, stacked
 
@@ -50,15 +51,12 @@ def _rows(found: Outlook) -> Iterable[tuple[str, str]]:
         )
     if found.faults is not None:
         faults = found.faults
-        lost = (
-            ", ".join(f"{escape(what.replace('_', ' '))} {number(n)}" for what, n in faults.happened.items())
-            or "nothing"
-        )
         yield (
             "Lost, whole run",
-            f"{lost}; engines {percent(faults.engines_down)} of their time, trainer {seconds(faults.trainer_down_s)}; "
-            f"{number(faults.moved)} trajectories moved, {number(faults.again)} attempts ended, {percent(faults.wasted)} of "
-            "the tokens wasted",
+            f"{escape(faults.lost)}; time without: engines {percent(faults.engines_down)} of theirs, trainer "
+            f"{seconds(faults.trainer_down_s)} ({counted(faults.repeated_steps, 'step', 'steps')} repeated), rewards "
+            f"{seconds(faults.rewards_down_s)}; {counted(faults.moved, 'trajectory', 'trajectories')} moved, "
+            f"{counted(faults.again, 'attempt', 'attempts')} ended, {percent(faults.wasted)} of the tokens wasted",
         )
     if found.cost is not None:
         parts = ", ".join(f"{escape(pool)} {number(cost)}" for pool, cost in found.costs.items())

@@ -16,7 +16,8 @@ FIELDS: Mapping[str, str] = {
     "wall_s": "s; from the run's beginning to its end (or last event), with baselines, warm start and evaluations; neither "
     "the time between an end and its resume nor what a resume took back",
     "interruptions": "per role that was interrupted (run: resumed; trainer, engine, host: lost): count; recovered; recover_s: "
-    "mean and max of the seconds from there to the first turn, the restarted trainer, the next engine or host",
+    "mean and max of the seconds from there to the first turn, the weights of another trainer, the next engine or host; "
+    "unserved: engines that were lost before they served, which are no part of count",
     "window_s": "s; from the start of the first step to the end of the last",
     "trajectories": "trained: scored members of the released groups of finished steps",
     "trajectories_by": "trained; dropped by reason; failed: failed attempts by type; eval: ended evaluation episodes",

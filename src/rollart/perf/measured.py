@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from rollart.core.errors import ConfigError
 
-FORMAT = 2
+FORMAT = 3
 WOKEN_CALLS = 1.0
 """A call that has waited for something costs its host so many calls more: its thread is woken, and finds the interpreter taken
 and the caches cold. It is so of environments that compute next to nothing; of others this is a little too much."""

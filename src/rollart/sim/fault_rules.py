@@ -1,13 +1,14 @@
 """The faults of a cluster against the rest of its configuration: what cannot be, and what the figures then rest on.
 
-Invariant: a law or a scripted fault that is accepted can hit something, and what it hits can come back within the deadlines
-that control has for it; all else is refused before the first event, with the nearest value that can be.
+Invariant: a law or a scripted fault that is accepted can hit something, leaves a run time for events of its own, and what it
+hits can come back within the deadlines that control has for it, unless it is hit again meanwhile; all else is refused before
+the first event, with the nearest value that can be.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rollart.config import nearest
@@ -30,6 +31,10 @@ from rollart.perf.memory import OPTIMIZER_BYTES
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 GB = 1e9
+READABLE = 1e9
+"""A number from here on is told by its power of ten."""
+LEAST_MTBF_S = 1.0
+"""Of anything: what fails more often does nothing else, and a log of it would fill the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +79,29 @@ def exposed(config: RunConfig, *, scored: bool, pulled: bool, parameters: int) -
     )  # fmt: skip
 
 
+def _scripted(faults: FaultsConfig, *kinds: type) -> bool:
+    return any(isinstance(one, kinds) for one in faults.script.values())
+
+
+def _nodes_fail(faults: FaultsConfig, pools: Collection[str]) -> bool:
+    """Whether a node of these pools can be lost."""
+    scripted = any(isinstance(one, LostNode) and one.pool in pools for one in faults.script.values())
+    return bool(faults.node.mtbf_s) or scripted
+
+
 def trainer_fails(faults: FaultsConfig, of: Exposed) -> bool:
     """Whether it can be lost, by itself or with a node."""
-    scripted = any(
-        isinstance(one, LostTrainer) or (isinstance(one, LostNode) and one.pool in of.home)
-        for one in faults.script.values()
-    )
-    return bool(faults.trainer.mtbf_s or faults.node.mtbf_s or scripted)
+    return bool(faults.trainer.mtbf_s) or _scripted(faults, LostTrainer) or _nodes_fail(faults, of.home)
 
 
-def _nodes_fail(faults: FaultsConfig) -> bool:
-    return bool(faults.node.mtbf_s) or any(isinstance(one, LostNode) for one in faults.script.values())
+def _engines_fail(faults: FaultsConfig, of: Exposed) -> bool:
+    """Whether one can be lost: by itself, with a node, or because its weights do not come."""
+    own = bool(faults.engine.mtbf_s or faults.weights.failed_share)
+    return own or _scripted(faults, LostEngines, LostWeights) or _nodes_fail(faults, of.engines)
+
+
+def _hosts_fail(faults: FaultsConfig) -> bool:
+    return bool(faults.env_host.mtbf_s) or _scripted(faults, LostHosts)
 
 
 # --- what cannot be ------------------------------------------------------------------------------------------------------
@@ -95,11 +112,25 @@ def check_faults(config: RunConfig, of: Exposed) -> None:
     faults = config.cluster.faults
     if faults == NO_FAULTS:
         return
-    problems = [*_needs(config, faults, of), *_too_late(config, faults, of)]
+    problems = [*_too_often(faults), *_needs(config, faults, of), *_too_late(config, faults, of)]
     for name, one in faults.script.items():
         problems += [f"cluster.faults.script.{name}: {text}" for text in _script_problems(one, of)]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _too_often(faults: FaultsConfig) -> Iterable[str]:
+    """Means that leave no time between two faults."""
+    means = {
+        "engine": faults.engine.mtbf_s, "node": faults.node.mtbf_s, "env_host": faults.env_host.mtbf_s,
+        "trainer": faults.trainer.mtbf_s, "rewards": faults.rewards.mtbf_s,
+    }  # fmt: skip
+    for what, mtbf_s in means.items():
+        if 0 < mtbf_s < LEAST_MTBF_S:
+            yield (
+                f"cluster.faults.{what}.mtbf_s={mtbf_s:g} is less than {LEAST_MTBF_S:g} s: nothing else would happen; use "
+                f"cluster.faults.{what}.mtbf_s={LEAST_MTBF_S:g} or more, or 0 for none"
+            )
 
 
 def _needs(config: RunConfig, faults: FaultsConfig, of: Exposed) -> Iterable[str]:
@@ -121,33 +152,43 @@ def _needs(config: RunConfig, faults: FaultsConfig, of: Exposed) -> Iterable[str
         )
 
 
-def _too_late(config: RunConfig, faults: FaultsConfig, of: Exposed) -> Iterable[str]:
-    """Replacements that control gives up before they are there."""
-    limits, nodes_fail = config.deadlines, _nodes_fail(faults)
-    node_s = faults.node.replace_s if nodes_fail and faults.node.replaced else 0.0
-    after = " after cluster.faults.node.replace_s" if node_s else ""
-    starts = [("engine", faults.engine.start_s)]
+def _starts(faults: FaultsConfig, of: Exposed) -> Iterable[tuple[str, float, float]]:
+    """Of each kind of worker that can be lost and is replaced: seconds until its node is there, seconds to start."""
+
+    def node_s(pools: Collection[str]) -> float:
+        return faults.node.replace_s if faults.node.replaced and _nodes_fail(faults, pools) else 0.0
+
+    if _engines_fail(faults, of) and faults.engine.replaced:
+        yield "engine", node_s(of.engines), faults.engine.start_s
     if trainer_fails(faults, of):
-        starts.append(("trainer", faults.trainer.start_s))
-    for what, start_s in starts:
-        if limits.start_s < node_s + start_s:
+        yield "trainer", node_s(of.home), faults.trainer.start_s
+    if _hosts_fail(faults) and faults.env_host.replaced:
+        yield "env_host", 0.0, faults.env_host.start_s
+
+
+def _too_late(config: RunConfig, faults: FaultsConfig, of: Exposed) -> Iterable[str]:
+    """Replacements that control gives up before they are there, or in the instant in which they are."""
+    limits = config.deadlines
+    for what, node_s, start_s in _starts(faults, of):
+        after = " after cluster.faults.node.replace_s" if node_s else ""
+        if limits.start_s <= node_s + start_s:
             yield (
-                f"deadlines.start_s={limits.start_s:g} is shorter than what a lost worker takes to be replaced, "
+                f"deadlines.start_s={limits.start_s:g} is not longer than what a lost worker takes to be replaced, "
                 f"cluster.faults.{what}.start_s{after}, {node_s + start_s:g} s; use deadlines.start_s="
-                f"{int(node_s + start_s) + 1} or more"
+                f"{_more(node_s + start_s)} or more"
             )
-    if limits.start_s < faults.env_host.start_s:
-        yield (
-            f"deadlines.start_s={limits.start_s:g} is shorter than cluster.faults.env_host.start_s="
-            f"{faults.env_host.start_s:g}; use deadlines.start_s={int(faults.env_host.start_s) + 1} or more"
-        )
     checkpoint_s = of.checkpoint_s(faults)
-    if trainer_fails(faults, of) and limits.train_s < checkpoint_s:
+    if trainer_fails(faults, of) and limits.train_s <= checkpoint_s:
         yield (
-            f"deadlines.train_s={limits.train_s:g} is shorter than loading a checkpoint of {of.checkpoint_bytes / GB:.0f} GB "
-            f"at cluster.faults.trainer.disk_gbyte_per_s={faults.trainer.disk_gbyte_per_s:g}, {checkpoint_s:.0f} s; use "
-            f"deadlines.train_s={int(checkpoint_s) + 1} or more"
+            f"deadlines.train_s={limits.train_s:g} is not longer than loading a checkpoint of {of.checkpoint_bytes / GB:.0f} "
+            f"GB at cluster.faults.trainer.disk_gbyte_per_s={faults.trainer.disk_gbyte_per_s:g}, {checkpoint_s:.4g} s; use "
+            f"deadlines.train_s={_more(checkpoint_s)} or more"
         )
+
+
+def _more(seconds: float) -> str:
+    """A round number above."""
+    return f"{int(seconds) + 1}" if seconds < READABLE else f"{1.1 * seconds:.3g}"
 
 
 def _script_problems(one: ScriptedFault, of: Exposed) -> Iterable[str]:
@@ -183,45 +224,69 @@ def _too_many(count: int, there: int, what: str) -> Iterable[str]:
 
 
 def fault_lines(config: RunConfig, of: Exposed) -> list[str]:
-    """A line for each law that is in force, and one for what is scripted."""
-    faults, lines = config.cluster.faults, list[str]()
-    seconds = f"{faults.engine.start_s:g} s and the weights by cluster.link" if faults.engine.replaced else ""
-    engines, nodes = sum(of.engines.values()), sum(of.nodes.values())
-    lines += _law("engine", engines, faults.engine.mtbf_s, seconds)
-    back = f"{faults.node.replace_s:g} s" if faults.node.replaced else ""
-    lines += _law("node", nodes, faults.node.mtbf_s, back)
-    seconds = f"{faults.env_host.start_s:g} s" if faults.env_host.replaced else ""
-    lines += _law("env host", of.hosts, faults.env_host.mtbf_s, seconds)
+    """A line for each law that is in force, for each replacement that may be needed, and one for what is scripted."""
+    faults, usual = config.cluster.faults, NO_FAULTS
+    lines, nodes = list[str](), sum(of.nodes.values())
+    if _engines_fail(faults, of):
+        back = f"{_seconds(faults.engine.start_s, usual.engine.start_s)} and the weights by cluster.link"
+        engines = sum(of.engines.values())
+        lines.append(_law("engine", engines, faults.engine.mtbf_s, back if faults.engine.replaced else ""))
+    if _nodes_fail(faults, of.nodes):
+        back = _seconds(faults.node.replace_s, usual.node.replace_s) if faults.node.replaced else ""
+        lines.append(_law("node", nodes, faults.node.mtbf_s, back))
+    if _hosts_fail(faults):
+        back = _seconds(faults.env_host.start_s, usual.env_host.start_s) if faults.env_host.replaced else ""
+        lines.append(_law("env host", of.hosts, faults.env_host.mtbf_s, back))
     if trainer_fails(faults, of):
-        lines += _law("trainer", 1, faults.trainer.mtbf_s, f"{faults.trainer.start_s:g} s")
-        lines.append(
-            f"checkpoints: every {config.checkpoint.every} steps {of.checkpoint_bytes / GB:.0f} GB, written and loaded in "
-            f"{of.checkpoint_s(faults):.1f} s ({faults.trainer.disk_gbyte_per_s:g} GB/s for each of the trainer's nodes); a "
-            "lost trainer repeats the steps since"
-        )
+        back = _seconds(faults.trainer.start_s, usual.trainer.start_s)
+        lines += [_law("trainer", 1, faults.trainer.mtbf_s, back), _checkpoint_line(config, of)]
     if faults.weights.failed_share:
         lines.append(f"faults of weights: {faults.weights.failed_share:.2%} of a node's pulls fail at their end")
     if faults.rewards.mtbf_s:
         lines.append(
-            f"faults of rewards: the service is away for {faults.rewards.outage_s:g} s, {_span(faults.rewards.mtbf_s)} from "
-            "one outage to the next on average (exponential)"
+            f"faults of rewards: the service is away for {_seconds(faults.rewards.outage_s, usual.rewards.outage_s)}, "
+            f"{_span(faults.rewards.mtbf_s)} from one outage to the next on average (exponential)"
         )
     if faults.script:
-        said = "; ".join(f"{name} ({one.kind} at {one.at_s:g} s)" for name, one in faults.script.items())
-        lines.append(f"scripted faults: {said}")
+        lines.append(f"scripted faults: {'; '.join(f'{name} ({_told(one)})' for name, one in faults.script.items())}")
     return lines
 
 
-def _law(what: str, n: int, mtbf_s: float, replaced: str) -> list[str]:
+def _law(what: str, n: int, mtbf_s: float, back: str) -> str:
+    """How often each of `n` is lost by itself, where it is, and when another is there; `back` empty: never."""
+    back = f"another is there after {back}" if back else "nobody takes its place"
     if not mtbf_s:
-        return []
+        return f"a lost {what}: {back}"
     among = f", so one of {n} every {_span(mtbf_s / n)}" if n > 1 else ""
-    back = f"another is there after {replaced}" if replaced else "nobody takes its place"
     whose = f"{what}s: each" if what != "trainer" else "the trainer: it"
-    return [f"faults of {whose} fails every {_span(mtbf_s)} on average (exponential){among}; {back}"]
+    return f"faults of {whose} fails every {_span(mtbf_s)} on average (exponential){among}; {back}"
+
+
+def _checkpoint_line(config: RunConfig, of: Exposed) -> str:
+    faults, every = config.cluster.faults, config.checkpoint.every
+    rate = faults.trainer.disk_gbyte_per_s
+    assumed = ", assumed" if rate == NO_FAULTS.trainer.disk_gbyte_per_s else ""
+    return (
+        f"checkpoints: every {'step' if every == 1 else f'{every} steps'} {of.checkpoint_bytes / GB:.0f} GB, written and "
+        f"loaded in {of.checkpoint_s(faults):.1f} s ({rate:g} GB/s for each of the trainer's nodes{assumed}); a lost trainer "
+        "repeats the steps since"
+    )
+
+
+def _told(one: ScriptedFault) -> str:
+    """Kind, time, and whatever else is given of it."""
+    more = {name: value for name, value in one if name not in ("kind", "at_s") and value != ""}
+    said = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in more.items()]
+    return ", ".join([f"{one.kind} at {one.at_s:g} s", *said])
+
+
+def _seconds(seconds: float, usual: float) -> str:
+    """A time of which the default, `usual`, is an assumption and of no source."""
+    return f"{seconds:g} s" + (" (assumed)" if seconds == usual else "")
 
 
 def _span(seconds: float) -> str:
     if seconds >= 2 * DAY_S:
-        return f"{seconds / DAY_S:.1f} days"
+        days = seconds / DAY_S
+        return f"{days:.1f} days" if days < READABLE else f"{days:.3g} days"
     return f"{seconds / HOUR_S:.1f} h" if seconds >= 2 * HOUR_S else f"{seconds:.0f} s"

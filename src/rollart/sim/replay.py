@@ -27,7 +27,7 @@ from rollart.core.events import Sink
 from rollart.core.resources import Change, Degrees, EngineInfo, Lease
 from rollart.core.seeds import unit
 from rollart.core.types import Failure, Role, TaskSpec, Trajectory, TrajId, TurnRequest
-from rollart.perf.measured import Calibrated, Played
+from rollart.perf.measured import WOKEN_CALLS, Calibrated, Played
 from rollart.ports import Port, World
 from rollart.sched.precedence import ENGINE_WEIGHT
 from rollart.sim.engine import EngineModel, SimEngine
@@ -186,6 +186,8 @@ class Replay:
             f"training step: {1e3 * laws.trainer.step_s:.3g} ms + {1e3 * laws.trainer.pass_s:.3g} ms a pass + "
             f"{1e6 * laws.trainer.token_s:.3g} us a token; {laws.trainer.fit.error:.1%} over "
             f"{laws.trainer.fit.windows} steps",
+            f"environments: {1e6 * laws.host.call_s:.3g} us a call, and {WOKEN_CALLS:g} more such where it has waited; "
+            f"{laws.host.fit.error:.1%} over {laws.host.fit.windows} windows",
             "trajectories: "
             + ", ".join(f"{name} from {len(task.played)} that were played" for name, task in laws.tasks.items()),
         )  # fmt: skip

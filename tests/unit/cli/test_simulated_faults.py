@@ -45,10 +45,13 @@ def test_a_simulation_says_what_was_lost_and_what_did_not_happen(
     figures = tmp_path / "figures.json"
     assert main(["simulate", str(recipe), *SCRIPT, "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
-    assert "lost, whole run  3 engines, 1 node\n" in printed
+    assert "lost, whole run  3 engines (1 that never served), 1 node\n" in printed
     assert "time without   engines " in printed
     assert "moved to another engine" in printed
-    assert "scripted faults: engines (engine at 41 s); node (node at 60 s); late (trainer at 90000 s)" in printed
+    assert (
+        "scripted faults: engines (engine at 41 s, count=1); node (node at 60 s, pool=h20, number=1); late" in printed
+    )
+    assert "a lost node: another is there after 90 s (assumed)" in printed
     assert "cluster.faults.script.late (at_s=90000) did not happen: the run was over at" in printed
     told = json.loads(figures.read_text())
     assert told["faults"]["happened"] == {"engine": 3, "node": 1}
@@ -58,6 +61,7 @@ def test_a_simulation_says_what_was_lost_and_what_did_not_happen(
     assert told == json.loads(json.dumps({"run": "tiny", **from_log.as_json()}))
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Lost, whole run" in page
+    assert "3 engines (1 that never served), 1 node; time without: engines " in page
     assert "scripted faults: engines" in page
     first = (run / "events.jsonl").read_bytes()
     assert main(["simulate", str(recipe), *SCRIPT, "--overwrite"]) == 0

@@ -160,3 +160,20 @@ def test_it_takes_any_part_of_a_run(cut: float) -> None:
     events = run.events[: int(cut * len(run.events))]
     made = run.rows()[: int(cut * len(run.rows()))]
     assert isinstance(diagnose(made, summarise(events, run.header)), list)
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ({}, "(80 %) went to checkpoints, or to standing by"),
+        ({"trainer": {"count": 7}}, "(80 %) went to checkpoints and recovery (it was lost 7 times), and engines"),
+    ],
+)
+def test_a_trainer_that_hardly_trains_does_not_bind_the_run(lost: dict[str, Any], said: str) -> None:
+    parts = {"train": 5.0, "publish": 5.0, "wait_for_batch": 10.0, "other": 80.0}
+    summary = {**changed("waits", "trainer", value=parts), "interruptions": lost, "engine_idle_frac": 0.9}
+    found = codes(rows(), summary)
+    assert said in found["trainer_away"]
+    assert "trainer_bound" not in found
+    summary["engine_idle_frac"] = 0.1
+    assert codes(rows(), summary) == {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rollart.observe.fault_tally import FaultFigures, FaultTally
 from rollart.observe.log import Event
@@ -67,6 +69,7 @@ def test_an_engine_that_dies_before_it_serves_leaves_no_second_seat_empty() -> N
     assert found is not None
     assert found.happened == {"engine": 2}
     assert found.engines_down_s == 40.0
+    assert (found.unserved, found.lost) == (1, "2 engines (1 that never served)")
 
 
 def test_trajectories_are_moved_when_their_engine_was_lost_and_not_when_they_choose_another() -> None:
@@ -109,6 +112,41 @@ def test_trainers_transfers_and_outages_are_counted_by_what_the_log_says_of_them
     assert found is not None
     assert found.happened == {"node": 1, "rewards": 1, "trainer": 1, "weights": 2}
     assert (found.trainer_down_s, found.repeated_steps, found.rewards_down_s) == (40.0, 2, 30.0)
+
+
+def away(t: float, lasts_s: float) -> Event:
+    return an_event(t, "fault", {"what": "rewards", "subject": "rewards", "lasts_s": lasts_s})
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 80)), max_size=6), st.integers(300, 400))
+@example([(100, 60), (101, 60)], 300)
+def test_time_without_rewards_is_that_in_which_at_least_one_outage_lasted(
+    spans: list[tuple[int, int]], end: int
+) -> None:
+    found = told(*(away(t, lasts_s) for t, lasts_s in sorted(spans)), an_event(end, "run_finished"))
+    without = {second for t, lasts_s in spans for second in range(t, min(t + lasts_s, end))}
+    assert (0.0 if found is None else found.rewards_down_s) == len(without)
+
+
+def test_an_outage_ends_with_the_run_at_the_latest() -> None:
+    found = told(away(184.0, 1e300), an_event(190.0, "run_finished"))
+    assert found is not None
+    assert found.rewards_down_s == 6.0
+
+
+def test_a_trainer_that_nothing_is_repeated_for_is_away_from_its_fault_to_what_the_next_publishes() -> None:
+    lost = an_event(7.0, "trainer_lost", {"failure": "trainer lost: process died"})
+    failed = an_event(5.0, "fault", {"what": "node", "subject": "p/0", "workers": ["engine-0", "trainer-0"]})
+    again = an_event(50.0, "trainer_lost", {"failure": "trainer lost: process died"})
+    back = an_event(67.0, "published")
+    for events, down_s in (
+        ((failed, lost, back), 62.0), ((failed, lost, again, back), 62.0), ((lost, back), 60.0), ((failed, lost), 95.0),
+        ((failed, lost, back, an_event(67.0, "trainer_restarted", {"steps": 1, "seconds": 60.0})), 60.0),
+        ((failed, lost, back, an_event(90.0, "trainer_lost")), 72.0),
+    ):  # fmt: skip
+        found = told(*events, END)
+        assert found is not None
+        assert found.trainer_down_s == down_s
 
 
 def test_a_resumed_run_does_not_count_the_engines_that_it_had_before() -> None:

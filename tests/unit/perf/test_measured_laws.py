@@ -26,6 +26,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         (("trainer", "token_s"), -1.0, "trainer.token_s=-1.0 is below 0"),
         (("host", "colour"), 1, "host.colour is not known"),
         (("format",), 0, "has format 0"),
+        (("format",), 2, "has format 2, this version reads 3"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_with_its_place(

@@ -50,6 +50,13 @@ def script(**one: Any) -> dict[str, Any]:
         ({"node": {"mtbf_s": 9, "replace_s": 600}}, {}, "node.replace_s, 660 s; use deadlines.start_s=661"),
         ({"env_host": {"mtbf_s": 9, "start_s": 500}}, {}, "use deadlines.start_s=501 or more"),
         ({"trainer": {"mtbf_s": 9, "disk_gbyte_per_s": 0.01}}, {}, "loading a checkpoint of 115 GB"),
+        ({"node": {"mtbf_s": 9, "replace_s": 120}}, {}, "node.replace_s, 180 s; use deadlines.start_s=181"),
+        ({"weights": {"failed_share": 0.1}}, {"deadlines": {"start_s": 30}}, "use deadlines.start_s=61 or more"),
+        ({"rewards": {"mtbf_s": 1e-9, "outage_s": 1e-9}}, {}, "use cluster.faults.rewards.mtbf_s=1 or more, or 0"),
+        ({"node": {"mtbf_s": 0.01, "replace_s": 0}}, {}, "use cluster.faults.node.mtbf_s=1 or more"),
+        ({"engine": {"mtbf_s": 0.9}}, {}, "use cluster.faults.engine.mtbf_s=1 or more"),
+        ({"env_host": {"mtbf_s": 0.9}}, {}, "use cluster.faults.env_host.mtbf_s=1 or more"),
+        ({"trainer": {"mtbf_s": 0.9}}, {}, "use cluster.faults.trainer.mtbf_s=1 or more"),
     ],
 )  # fmt: skip
 def test_a_fault_that_cannot_be_is_refused_with_what_can(faults: dict[str, Any], sections: Any, said: str) -> None:
@@ -57,6 +64,17 @@ def test_a_fault_that_cannot_be_is_refused_with_what_can(faults: dict[str, Any],
         build(faulty(faults, **sections))
     assert said in str(refused.value)
     assert "cluster.faults" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"rewards": {"mtbf_s": 900}}, {"env_host": {"mtbf_s": 900}}, {"engine": {"mtbf_s": 900, "replaced": False}},
+        script(kind="rewards", lasts_s=5),
+    ],
+)  # fmt: skip
+def test_replacements_that_nothing_calls_for_are_not_held_against_the_deadlines(faults: dict[str, Any]) -> None:
+    assert build(faulty(faults, deadlines={"start_s": 30})).faults is not None
 
 
 def test_everything_that_cannot_be_is_said_at_once() -> None:
@@ -85,14 +103,56 @@ def test_each_law_is_named_in_what_the_figures_rest_on() -> None:
     said = "\n".join(made[len(plain) :])
     for text in (
         "faults of engines: each fails every 6.0 h on average (exponential), so one of 8 every 2700 s; another is there after "
-        "60 s and the weights by cluster.link",
+        "60 s (assumed) and the weights by cluster.link",
         "faults of nodes: each fails every 10.0 days on average (exponential), so one of 2 every 5.0 days; nobody takes",
         "faults of env hosts: each fails every 2.0 h", "faults of the trainer: it fails every 12.0 h",
         "checkpoints: every 10 steps 115 GB",
-        "faults of weights: 1.00% of a node's pulls", "faults of rewards: the service is away for 60 s, 900 s",
-        "scripted faults: mine (trainer at 60 s)",
+        "faults of weights: 1.00% of a node's pulls", "faults of rewards: the service is away for 60 s (assumed), 900 s",
+        "GB/s for each of the trainer's nodes, assumed)", "scripted faults: mine (trainer at 60 s)",
     ):  # fmt: skip
         assert text in said
+
+
+@pytest.mark.parametrize(
+    ("faults", "told"),
+    [
+        (
+            script(kind="engine"),
+            ["a lost engine: another is there after 60 s (assumed) and the weights by cluster.link"],
+        ),
+        ({"engine": {"replaced": False}, **script(kind="engine")}, ["a lost engine: nobody takes its place"]),
+        (
+            {"weights": {"failed_share": 0.1}, "engine": {"start_s": 5}},
+            ["a lost engine: another is there after 5 s and"],
+        ),
+        (script(kind="env_host"), ["a lost env host: another is there after 10 s (assumed)"]),
+        (
+            script(kind="trainer"),
+            ["a lost trainer: another is there after 60 s (assumed)", "checkpoints: every 10 steps"],
+        ),
+        (
+            script(kind="node", pool="train"),
+            ["a lost node: another is there after 90 s (assumed)", "a lost trainer: another", "checkpoints: "],
+        ),
+        ({"node": {"mtbf_s": 1e9, "replace_s": 7}}, ["every 11574.1 days", "7 s", "a lost engine:", "a lost trainer:"]),
+    ],
+)
+def test_replacements_are_named_wherever_they_may_be_needed(faults: dict[str, Any], told: list[str]) -> None:
+    said = "\n".join(build(faulty(faults)).basis)
+    assert [text for text in told if text not in said] == []
+
+
+def test_scripted_faults_are_told_in_full_and_numbers_can_be_read() -> None:
+    script = {
+        "a": {"kind": "engine", "at_s": 5, "pool": "roll", "count": 2}, "b": {"kind": "node", "at_s": 6.5, "pool": "roll"},
+        "c": {"kind": "rewards", "at_s": 7, "lasts_s": 60}, "d": {"kind": "engine", "at_s": 8},
+    }  # fmt: skip
+    faults = {"script": script, "engine": {"mtbf_s": 1e308}, "trainer": {"mtbf_s": 1e5}}
+    said = "\n".join(build(faulty(faults, checkpoint={"every": 1})).basis)
+    told = "a (engine at 5 s, pool=roll, count=2); b (node at 6.5 s, pool=roll, number=0); c (rewards at 7 s, lasts_s=60); "
+    assert f"scripted faults: {told}d (engine at 8 s, count=1)" in said
+    assert "faults of engines: each fails every 1.16e+303 days" in said
+    assert "checkpoints: every step 115 GB" in said
 
 
 def test_a_world_without_faults_has_none_of_their_parts() -> None:

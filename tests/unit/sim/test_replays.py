@@ -109,5 +109,6 @@ def test_what_the_laws_do_not_know_is_refused_before_the_first_event() -> None:
 
 def test_the_basis_says_what_the_figures_rest_on() -> None:
     told = "\n".join(build_replay(a_run(), some_laws()).basis)
-    for part in ("measured of run made", "2 cores (a processor)", "python 3.11", "lake from 8 that were played"):
+    host = "us a call, and 1 more such where it has waited"
+    for part in ("measured of run made", "2 cores (a processor)", "python 3.11", "lake from 8 that were played", host):
         assert part in told

@@ -176,13 +176,15 @@ class DeadlineWorkers:
         return jobs
 
     def _serve(self) -> None:
+        ended = False
         try:
             self._serve_queue()
-        except BaseException:
-            # whoever was to be told could not take it; the next look starts another thread where one is needed
-            with self._lock:
-                self._threads -= 1
-            raise
+            ended = True
+        finally:
+            if not ended:
+                # whoever was to be told could not take it; the next look starts another thread where one is needed
+                with self._lock:
+                    self._threads -= 1
 
     def _serve_queue(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -108,6 +108,7 @@ def test_every_token_reads_its_own_row_up_to_itself_whatever_is_shared(rows: lis
     packed = pack(pad(rows))
     read = {}
     for plan in (packed.whole, packed.last):
+        assert plan.back is not None
         seen: list[list[int]] = []
         for block in plan.blocks:
             asked, width = block.queries.shape
