@@ -21,7 +21,7 @@ from rollart.core.errors import ConfigError
 FORMAT = 3
 WOKEN_CALLS = 1.0
 """A call that has waited for something costs its host so many calls more: its thread is woken, and finds the interpreter taken
-and the caches cold. It is so of environments that compute next to nothing; of others this is a little too much."""
+and the caches cold. An estimate for environments that compute next to nothing; for others it is a little too much."""
 T = TypeVar("T")
 
 

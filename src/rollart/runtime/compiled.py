@@ -1,9 +1,9 @@
 """The machine's own C compiler, and the libraries that it makes of this package's C sources once per user.
 
-Owns the libraries: `DECODING` of the engine, `TRAINING` of the trainer. Invariants: nothing here waits longer than `VERSION_S`
-and twice `COMPILE_S` for one of them, together well below `deadlines.start_s`; what is loaded is byte for byte what was
-compiled here; where there is no library, the reason is the answer. Knows nothing of torch, so that a machine can be looked at
-without it.
+Owns the libraries, `DECODING` of the engine and `TRAINING` of the trainer, and how it is told whether one is used. Invariants:
+nothing here waits longer than `VERSION_S` and twice `COMPILE_S` for one of them, together well below `deadlines.start_s`; what
+is loaded is byte for byte what was compiled here; where there is no library, the reason is the answer. Knows nothing of torch,
+so that a machine can be looked at without it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, Literal, TypeVar
 
 from rollart.core.errors import StoreError
 from rollart.runtime.made_once import made_once
@@ -38,9 +41,55 @@ VERSION_S = 10.0
 COMPILE_S = 30.0
 """Longest wait for a compiler, per try: some seconds are usual."""
 WITHOUT_KERNEL = "decoding attention takes several times as long where rows differ in length"
-WITHOUT_PASSES = "a training step of a small model takes about a third as long again"
+WITHOUT_PASSES = "a training step of a small model takes about a quarter as long again"
 TOLD_CHARS = 300
 """Of what a compiler says."""
+
+
+K = TypeVar("K")
+Wanted = Literal["auto", "off", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Native(Generic[K]):
+    """What something is computed by."""
+
+    kernel: K | None
+    """The functions of a library; None: torch alone."""
+    why: str = ""
+    """Why there is no library."""
+    mendable: bool = False
+    """Whether it is the machine that lacks something."""
+
+    def __str__(self) -> str:
+        return "compiled" if self.kernel is not None else f"torch: {self.why}"
+
+    @property
+    def lacks(self) -> str:
+        """Why, where somebody could mend that; else empty."""
+        return self.why if self.mendable else ""
+
+
+def native(sources: tuple[Path, ...], make: Callable[[ctypes.CDLL], K], *, unfit: str = "") -> Native[K]:
+    """What `make` makes of the library, compiled if need be, or why there is none. `unfit`: why there is no use for it."""
+    found = unfit or library(sources)
+    return Native(None, found, not unfit) if isinstance(found, str) else Native(make(found))
+
+
+class Helpers:
+    """Threads beside the calling one, which wait for work as long as this lives."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads = 0
+
+    def of(self, threads: int) -> ThreadPoolExecutor:
+        """So many, or more."""
+        if self._pool is None or self._threads < threads:
+            if self._pool is not None:
+                self._pool.shutdown(wait=False)
+            self._pool, self._threads = ThreadPoolExecutor(threads), threads
+        return self._pool
 
 
 @functools.cache

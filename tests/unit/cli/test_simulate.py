@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 
 from rollart.cli import outlook_text
 from rollart.cli.main import main
@@ -21,20 +22,6 @@ from rollart.observe.log import read_events
 from rollart.observe.outlook import Outlook, Pool, StepTime, outlook
 from rollart.recipes.registry import resolve
 from rollart.sim import launch
-
-TINY = """
-name: tiny
-world: {kind: virtual}
-model: {kind: shape, name: qwen3-8b}
-engine: {kind: modelled}
-tasks:
-  math: {env: {kind: workload, name: math}, max_tokens: 512, size: 64}
-schedule: {steps: 3, batch: 8, group_size: 4, max_staleness: 1}
-cluster:
-  pools:
-    h800: {device: H800, devices_per_node: 8, roles: [train]}
-    h20: {device: H20, devices_per_node: 2, roles: [mixed]}
-"""
 
 
 def found(**changes: object) -> Outlook:
@@ -53,9 +40,7 @@ def found(**changes: object) -> Outlook:
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(f"{TINY}output_dir: {tmp_path / 'runs'}\n", encoding="utf-8")
-    return path
+    return tiny_recipe(tmp_path)
 
 
 # --- the virtual world, through the command --------------------------------------------------------------------------

@@ -7,24 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 
 from rollart.cli.main import main
 from rollart.observe.log import read_events
 from rollart.observe.outlook import outlook
 
-TINY = """
-name: tiny
-world: {kind: virtual}
-model: {kind: shape, name: qwen3-8b}
-engine: {kind: modelled}
-tasks:
-  math: {env: {kind: workload, name: math}, max_tokens: 512, size: 64}
-schedule: {steps: 3, batch: 8, group_size: 4, max_staleness: 1}
-cluster:
-  pools:
-    h800: {device: H800, devices_per_node: 8, roles: [train]}
-    h20: {device: H20, devices_per_node: 2, nodes: 2, roles: [mixed]}
-"""
 SCRIPT = (
     "cluster.faults.script.engines={kind: engine, at_s: 41, count: 1}",
     "cluster.faults.script.node={kind: node, at_s: 60, pool: h20, number: 1}",
@@ -34,9 +22,7 @@ SCRIPT = (
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(f"{TINY}output_dir: {tmp_path / 'runs'}\n", encoding="utf-8")
-    return path
+    return tiny_recipe(tmp_path, nodes=2)
 
 
 def test_a_simulation_says_what_was_lost_and_what_did_not_happen(

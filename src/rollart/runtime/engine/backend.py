@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from rollart.core.errors import EngineError
+from rollart.runtime.compiled import Native, Wanted
 from rollart.runtime.engine.batch import Batch, staircase
 from rollart.runtime.engine.cache import KVCache
 from rollart.runtime.engine.live_weights import LiveWeights
 from rollart.runtime.engine.model import Decoder
 from rollart.runtime.engine.named_weights import NamedWeights
-from rollart.runtime.engine.native import Decoding, Wanted, decode_kernel
+from rollart.runtime.engine.native import DecodeKernel, decode_kernel
 from rollart.runtime.engine.shape import Sizes, shape_of
 
 Path = Literal["auto", "fast", "transformers"]
@@ -40,7 +41,7 @@ class Backend:
     forward: Forward
     stairs: Tensor
     """The `staircase` that masks are cut from."""
-    decoding: Decoding
+    decoding: Native[DecodeKernel]
 
     @property
     def reads_alone(self) -> bool:
@@ -97,5 +98,5 @@ def _by_definition(hf_config: Any, dtype: torch.dtype, device: torch.device) -> 
         new_weights=lambda: ModuleWeights(hf_config, dtype, device),
         forward=HFDecoder(hf_config, stairs).forward,
         stairs=stairs,
-        decoding=Decoding(None, "the model runs by its definition in transformers"),
+        decoding=Native(None, "the model runs by its definition in transformers"),
     )

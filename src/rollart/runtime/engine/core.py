@@ -32,13 +32,13 @@ from rollart.core.types import (
     TurnRequest,
     Version,
 )
+from rollart.runtime.compiled import Wanted
 from rollart.runtime.engine import books
 from rollart.runtime.engine.admission import WaitingRoom, refusal
 from rollart.runtime.engine.backend import Path, backend_for
 from rollart.runtime.engine.batch import Batch, Layout, pack
 from rollart.runtime.engine.cache import Ints, KVCache
 from rollart.runtime.engine.named_weights import NamedWeights
-from rollart.runtime.engine.native import Wanted
 from rollart.runtime.engine.sampler import draw
 from rollart.runtime.engine.slots import Row, SlotKey, SlotTable
 from rollart.runtime.engine.steps import next_step, take_over

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rollart.runtime.compiled import DECODING, library
+from rollart.runtime.compiled import DECODING, Helpers, Native, Wanted, native
 from rollart.runtime.engine.cache import Ints
 from rollart.runtime.engine.reads import Reads
 
-Wanted = Literal["auto", "off", "required"]
 NAMES = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
 MAX_HEAD_DIM = 256
 
@@ -40,9 +37,7 @@ class DecodeKernel:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._attend = getattr(library, NAMES[dtype])
         self._attend.argtypes = (*(ctypes.c_void_p,) * 5, *(ctypes.c_int64,) * 3)
-        self._pool: ThreadPoolExecutor | None = None
-        self._helpers = 0
-        """Threads that the pool may have."""
+        self._helpers = Helpers()
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, reads: Reads) -> Tensor:
         """(n, heads, head_dim) for queries of that shape; keys and values are a layer's (slots, kv_heads, capacity, head_dim).
@@ -66,19 +61,11 @@ class DecodeKernel:
         else:
             first, *rest = even_parts(reads.ends, min(threads, n))
             parts = [functools.partial(self._attend, *tensors, *part, size) for part in rest]
-            others = [self._others(threads - 1).submit(part) for part in parts]
+            others = [self._helpers.of(threads - 1).submit(part) for part in parts]
             failed = self._attend(*tensors, *first, size) + sum(other.result() for other in others)
         if failed:
             raise MemoryError("attention over decoding rows found no memory for its scores")
         return out
-
-    def _others(self, helpers: int) -> ThreadPoolExecutor:
-        """Threads beside the calling one, which wait for work as long as the kernel lives."""
-        if self._pool is None or self._helpers < helpers:
-            if self._pool is not None:
-                self._pool.shutdown(wait=False)
-            self._pool, self._helpers = ThreadPoolExecutor(helpers), helpers
-        return self._pool
 
 
 def even_parts(lengths: Ints, parts: int) -> list[tuple[int, int]]:
@@ -90,34 +77,17 @@ def even_parts(lengths: Ints, parts: int) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in pairwise(cuts) if begin < end]
 
 
-class Decoding(NamedTuple):
-    """What decoding rows are attended by."""
-
-    kernel: DecodeKernel | None
-    """None: torch alone."""
-    why: str = ""
-    """Why there is no kernel."""
-    mendable: bool = False
-    """Whether it is the machine that lacks something."""
-
-    def __str__(self) -> str:
-        return "compiled" if self.kernel is not None else f"torch: {self.why}"
-
-    @property
-    def lacks(self) -> str:
-        """Why, where somebody could mend that; else empty."""
-        return self.why if self.mendable else ""
-
-
-def decode_kernel(dtype: torch.dtype, device: torch.device, head_dim: int, wanted: Wanted = "auto") -> Decoding:
-    """The kernel, compiled if need be, or why there is none for this dtype, device or machine."""
+def decode_kernel(
+    dtype: torch.dtype, device: torch.device, head_dim: int, wanted: Wanted = "auto"
+) -> Native[DecodeKernel]:
+    """The kernel for decoding rows, or why there is none for this dtype, device or machine."""
+    unfit = ""
     if wanted == "off":
-        return Decoding(None, "engine.native=off")
-    if device.type != "cpu":
-        return Decoding(None, f"the kernel is for CPUs, not for {device.type}")
-    if dtype not in NAMES:
-        return Decoding(None, f"there is no kernel for {str(dtype).removeprefix('torch.')}")
-    if head_dim > MAX_HEAD_DIM:
-        return Decoding(None, f"heads of {head_dim} are wider than the {MAX_HEAD_DIM} that the kernel takes")
-    found = library(DECODING)
-    return Decoding(None, found, True) if isinstance(found, str) else Decoding(DecodeKernel(found, dtype))
+        unfit = "engine.native=off"
+    elif device.type != "cpu":
+        unfit = f"the kernel is for CPUs, not for {device.type}"
+    elif dtype not in NAMES:
+        unfit = f"there is no kernel for {str(dtype).removeprefix('torch.')}"
+    elif head_dim > MAX_HEAD_DIM:
+        unfit = f"heads of {head_dim} are wider than the {MAX_HEAD_DIM} that the kernel takes"
+    return native(DECODING, lambda library: DecodeKernel(library, dtype), unfit=unfit)

@@ -34,41 +34,40 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor, turns: Turns, plan: Plan) -> torch.Tensor:
         """(P, H) -> (Q, H), for the tokens that the plan asks for, by the kernels where the plan is for them."""
-        layer, attention, mlp = self.layer, self.layer.self_attn, self.layer.mlp
-        if self.kernels is not None and plan.runs is not None:
-            how = Looking(plan.runs, turns.cos, turns.sin, attention.scaling)
-            if getattr(attention, "q_norm", None) is None:
-                call = fused.Call(self.kernels, how, layer.input_layernorm.variance_epsilon, plan.asking)
-                return fused.gated_half(layer, fused.attention_half(layer, hidden, call), self.kernels)
-            return fused.gated_half(layer, self._attended(hidden, plan, how), self.kernels)
+        layer, kernels = self.layer, None if plan.runs is None else self.kernels
+        if kernels is None:
+            return self._gated(self._attended(hidden, turns, plan))
+        if getattr(layer.self_attn, "q_norm", None) is None:
+            call = fused.Call(
+                kernels, _looking(layer, turns, plan), layer.input_layernorm.variance_epsilon, plan.asking
+            )
+            return fused.gated_half(layer, fused.attention_half(layer, hidden, call), kernels)
+        return fused.gated_half(layer, self._attended(hidden, turns, plan), kernels)
+
+    def _attended(self, hidden: torch.Tensor, turns: Turns, plan: Plan) -> torch.Tensor:
+        """hidden + attention of its norm; products and norms by torch, attention by the kernels where the plan is for them."""
+        layer, attention = self.layer, self.layer.self_attn
         normed = norm(layer.input_layernorm, hidden)
         asking = normed if plan.asking is None else _rows(normed, plan.asking)
         residual = hidden if plan.asking is None else _rows(hidden, plan.asking)
-        keys = _turned(attention, "k", normed, turns)
-        values = _linear(attention.v_proj, normed)
-        queries = _turned(attention, "q", asking, turns if plan.asking is None else turns.at(plan.asking))
-        attended = _attend(attention, queries, keys, values, plan)
-        hidden = residual + _linear(attention.o_proj, attended)
-        normed = norm(layer.post_attention_layernorm, hidden)
+        if self.kernels is not None and plan.runs is not None:
+            queries, keys = (
+                _normed_heads(attention, which, rows).flatten(1) for which, rows in (("q", asking), ("k", normed))
+            )
+            heads = Heads(queries, keys, _linear(attention.v_proj, normed))
+            attended = fused.attend(heads, self.kernels, _looking(layer, turns, plan))
+        else:
+            keys = _turned(attention, "k", normed, turns)
+            values = _linear(attention.v_proj, normed)
+            queries = _turned(attention, "q", asking, turns if plan.asking is None else turns.at(plan.asking))
+            attended = _attend(attention, queries, keys, values, plan)
+        return residual + _linear(attention.o_proj, attended)
+
+    def _gated(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden + gated MLP of its norm, by torch."""
+        mlp, normed = self.layer.mlp, norm(self.layer.post_attention_layernorm, hidden)
         gated = _Gated.apply(_linear(mlp.gate_proj, normed), _linear(mlp.up_proj, normed))  # type: ignore[no-untyped-call]
         return hidden + _linear(mlp.down_proj, gated)
-
-    def _attended(self, hidden: torch.Tensor, plan: Plan, how: Looking) -> torch.Tensor:
-        """hidden + attention of its norm by the kernels, where single heads have norms."""
-        layer, attention = self.layer, self.layer.self_attn
-        assert self.kernels is not None
-        normed = norm(layer.input_layernorm, hidden)
-        asking = normed if plan.asking is None else _rows(normed, plan.asking)
-        residual = hidden if plan.asking is None else _rows(hidden, plan.asking)
-        queries, keys = (
-            head_norm(_linear(projection, rows).view(len(rows), -1, attention.head_dim)).flatten(1)
-            for head_norm, projection, rows in (
-                (attention.q_norm, attention.q_proj, asking),
-                (attention.k_norm, attention.k_proj, normed),
-            )
-        )
-        attended = fused.attend(Heads(queries, keys, _linear(attention.v_proj, normed)), self.kernels, how)
-        return residual + _linear(attention.o_proj, attended)
 
 
 class Turns:
@@ -111,15 +110,27 @@ def _linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 def _turned(attention: Any, which: str, normed: torch.Tensor, turns: Turns) -> torch.Tensor:
     """Queries or keys of all heads, (P, heads * D), rotated to their places."""
-    projection, head_norm = getattr(attention, f"{which}_proj"), getattr(attention, f"{which}_norm", None)
-    n_heads = projection.weight.shape[0] // attention.head_dim
-    if head_norm is None:
+    projection = getattr(attention, f"{which}_proj")
+    if getattr(attention, f"{which}_norm", None) is None:
+        n_heads = projection.weight.shape[0] // attention.head_dim
         apply = _TurnedLinear.apply
         out: torch.Tensor = apply(normed, projection.weight, projection.bias, turns.complex(n_heads), n_heads)  # type: ignore[no-untyped-call]
         return out
-    heads: torch.Tensor = head_norm(_linear(projection, normed).view(len(normed), n_heads, -1))
+    heads = _normed_heads(attention, which, normed)
     turned: torch.Tensor = heads * turns.cos[:, None] + rotate_half(heads) * turns.sin[:, None]  # type: ignore[no-untyped-call]
     return turned.flatten(1)
+
+
+def _normed_heads(attention: Any, which: str, normed: torch.Tensor) -> torch.Tensor:
+    """Queries or keys of all heads, (P, heads, D), each with its norm."""
+    heads = _linear(getattr(attention, f"{which}_proj"), normed).view(len(normed), -1, attention.head_dim)
+    found: torch.Tensor = getattr(attention, f"{which}_norm")(heads)
+    return found
+
+
+def _looking(layer: Any, turns: Turns, plan: Plan) -> Looking:
+    assert plan.runs is not None
+    return Looking(plan.runs, turns.cos, turns.sin, layer.self_attn.scaling)
 
 
 def _attend(

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollart.runtime.compiled import TRAINING, library
+from rollart.runtime.compiled import TRAINING, Helpers, Native, Wanted, native
 from rollart.runtime.trainer.packing import Runs
 
-Wanted = Literal["auto", "off", "required"]
 NORM_FORWARD = (*(ctypes.c_void_p,) * 4, ctypes.c_float, *(ctypes.c_int64,) * 2)
 NORM_BACKWARD = (*(ctypes.c_void_p,) * 8, *(ctypes.c_int64,) * 2)
 GATE_FORWARD = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 2)
@@ -70,9 +68,7 @@ class Kernels:
         self._target_back = _typed(library.target_backward, TARGET)
         self._attend = _typed(library.attend_forward, ATTEND)
         self._attend_back = _typed(library.attend_backward, ATTEND)
-        self._pool: ThreadPoolExecutor | None = None
-        self._helpers = 0
-        """Threads that the pool may have."""
+        self._helpers = Helpers()
 
     def norm(self, hidden: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(N, H) normed and weighted, and 1 / rms of each row, (N,)."""
@@ -147,18 +143,10 @@ class Kernels:
         n, at = given.kv_heads, ctypes.addressof(given)
         threads = min(torch.get_num_threads(), n)
         cuts = [n * part // threads for part in range(threads + 1)]
-        others = [self._others(threads - 1).submit(call, at, runs.longest, *part) for part in pairwise(cuts[1:])]
+        others = [self._helpers.of(threads - 1).submit(call, at, runs.longest, *part) for part in pairwise(cuts[1:])]
         failed = call(at, runs.longest, cuts[0], cuts[1]) + sum(other.result() for other in others)
         if failed:
             raise MemoryError("attention in training found no memory for its scores")
-
-    def _others(self, helpers: int) -> ThreadPoolExecutor:
-        """Threads beside the calling one."""
-        if self._pool is None or self._helpers < helpers:
-            if self._pool is not None:
-                self._pool.shutdown(wait=False)
-            self._pool, self._helpers = ThreadPoolExecutor(helpers), helpers
-        return self._pool
 
 
 def _typed(function: Any, types: tuple[type, ...]) -> Callable[..., Any]:
@@ -183,29 +171,13 @@ def _structure(heads: Heads, how: Looking, out: Tensor, log_sums: Tensor) -> _At
     )  # fmt: skip
 
 
-class Found(NamedTuple):
-    """What a trainer computes its layers by."""
-
-    kernels: Kernels | None
-    """None: torch alone."""
-    why: str = ""
-    """Why there are no kernels."""
-    mendable: bool = False
-    """Whether it is the machine that lacks something."""
-
-    @property
-    def lacks(self) -> str:
-        """Why, where somebody could mend that; else empty."""
-        return self.why if self.mendable else ""
-
-
-def kernels_for(dtype: torch.dtype, device: torch.device, wanted: Wanted = "auto") -> Found:
-    """The kernels, compiled if need be, or why there are none for this dtype, device or machine."""
+def kernels_for(dtype: torch.dtype, device: torch.device, wanted: Wanted = "auto") -> Native[Kernels]:
+    """The kernels for layers, or why there are none for this dtype, device or machine."""
+    unfit = ""
     if wanted == "off":
-        return Found(None, "trainer.native=off")
-    if device.type != "cpu":
-        return Found(None, f"the kernels are for CPUs, not for {device.type}")
-    if dtype != torch.float32:
-        return Found(None, f"there are no kernels for {str(dtype).removeprefix('torch.')}")
-    found = library(TRAINING)
-    return Found(None, found, True) if isinstance(found, str) else Found(Kernels(found))
+        unfit = "trainer.native=off"
+    elif device.type != "cpu":
+        unfit = f"the kernels are for CPUs, not for {device.type}"
+    elif dtype != torch.float32:
+        unfit = f"there are no kernels for {str(dtype).removeprefix('torch.')}"
+    return native(TRAINING, Kernels, unfit=unfit)

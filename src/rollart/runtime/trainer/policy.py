@@ -18,8 +18,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from rollart.core.errors import TrainerError
+from rollart.runtime.compiled import Wanted
 from rollart.runtime.trainer.blocks import Block, norm, turns_of
-from rollart.runtime.trainer.kernels import Kernels, Wanted, kernels_for
+from rollart.runtime.trainer.kernels import Kernels, kernels_for
 from rollart.runtime.trainer.packing import pack
 from rollart.runtime.trainer.rows import Rows
 
@@ -36,10 +37,10 @@ class Policy(nn.Module):
         super().__init__()
         weight: torch.Tensor = model.model.embed_tokens.weight
         self.found = kernels_for(weight.dtype, weight.device, native)
-        if native == "required" and self.found.kernels is None:
+        if native == "required" and self.found.kernel is None:
             raise TrainerError(f"trainer.native=required, but {self.found.why}; mend that, or use trainer.native=auto")
         self.hf = model
-        self.blocks = nn.ModuleList(Block(layer, self.found.kernels) for layer in model.model.layers)
+        self.blocks = nn.ModuleList(Block(layer, self.found.kernel) for layer in model.model.layers)
         self.computed_tokens = 0
         """Of the last pass."""
 
@@ -47,7 +48,7 @@ class Policy(nn.Module):
         """`logprobs` (N,) of `rows.targets` at the sampling temperature, with gradient; and the summed entropy, without."""
         base = self.hf.model
         weight = base.embed_tokens.weight
-        by_kernels = self.found.kernels is not None and weight.dtype == torch.float32 and weight.device.type == "cpu"
+        by_kernels = self.found.kernel is not None and weight.dtype == torch.float32 and weight.device.type == "cpu"
         packed = pack(rows, by_runs=by_kernels)
         self.computed_tokens = len(packed.ids)
         hidden = base.embed_tokens(packed.ids)
@@ -57,7 +58,7 @@ class Policy(nn.Module):
             hidden = block(hidden, turns, packed.whole)
         hidden = norm(base.norm, last(hidden, turns, packed.last))
         trained = functional.embedding(packed.trained, hidden)
-        kernels = self.found.kernels if by_kernels else None
+        kernels = self.found.kernel if by_kernels else None
         return token_logprobs(trained, self.hf.lm_head.weight, rows.targets, temperature, with_entropy, kernels=kernels)
 
     @property

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from rollart.core.errors import EngineError
-from rollart.runtime.compiled import COMPILERS
-from rollart.runtime.engine.native import DecodeKernel, Wanted, decode_kernel, even_parts
+from rollart.runtime.compiled import COMPILERS, Wanted
+from rollart.runtime.engine.native import DecodeKernel, decode_kernel, even_parts
 from rollart.runtime.engine.reads import Reads, reads_of
 
 CPU = torch.device("cpu")
@@ -158,8 +158,7 @@ def test_few_rows_at_first_do_not_bound_the_threads_of_many_later() -> None:
         reads = Reads(slots=slots[:n], lead=slots[:n], shared=np.zeros(n, np.int64), ends=np.full(n, CAPACITY))
         attend(torch.randn(n, 1, 32), keys, keys, reads)
     torch.set_num_threads(threads)
-    assert attend._pool is not None
-    assert attend._pool._max_workers == 3, "and the calling thread"
+    assert attend._helpers.of(1)._max_workers == 3, "and the calling thread"
 
 
 def test_shares_are_as_exact_as_the_kernel_says() -> None:

@@ -20,7 +20,7 @@ from trainer_samples import VOCAB
 
 from rollart.config.schema import ScratchModel
 from rollart.core.errors import TrainerError
-from rollart.runtime.compiled import COMPILERS
+from rollart.runtime.compiled import COMPILERS, Native
 from rollart.runtime.models import build_model, hf_config
 from rollart.runtime.trainer.kernels import Heads, Kernels, Looking, kernels_for
 from rollart.runtime.trainer.packing import Runs
@@ -36,8 +36,8 @@ def kernels() -> Kernels:
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C compiler here")
     found = kernels_for(torch.float32, CPU)
-    assert found.kernels is not None, found.why
-    return found.kernels
+    assert found.kernel is not None, found.why
+    return found.kernel
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -249,7 +249,7 @@ def test_layers_with_kernels_are_those_of_torch(
 def test_where_there_are_no_kernels_the_reason_is_told(tmp_path: Path) -> None:
     spec = hf_config(ScratchModel(layers=1, hidden=8, heads=1, kv_heads=1, ffn=8), VOCAB)
     model = build_model(spec, seed=1)
-    assert Policy(model, "off").found == (None, "trainer.native=off", False)
+    assert Policy(model, "off").found == Native(None, "trainer.native=off")
     with pytest.raises(
         TrainerError, match=r"trainer.native=required, but there are no kernels for float64; mend that, or"
     ):
