@@ -26,7 +26,7 @@ from typing import Any
 
 from peers_figures import case, spread, versions
 from peers_run import ONE_CORE_EACH, OURS_AROUND_S, TASKS, PeerFailed, Say, Setting, run, save_weights
-from vs_trl_sides import CACHES, SWEEP_S, Plan, figures, last_reward, measure, peer, swept_peer
+from vs_trl_sides import CACHES, SWEEP_S, Plan, Rewards, figures, last_reward, measure, over_time, peer, swept_peer
 
 TARGETS = {"single": 1.3, "multi": 1.7, "latency": 2.5}
 AIMS = {"single": 1.5, "multi": 2.5, "latency": 4.0}
@@ -37,7 +37,8 @@ DIFFERENCES = (
     "keeps it (one prefill of the new tokens a turn)",
     "TRL pads a batch to its longest sequence and decodes until the last row has ended; our engine takes rows out as they end",
     "ours divides the loss by nothing but each trajectory's tokens (`normalize: trajectory`), as TRL's loss_type grpo; ours "
-    "weighs tokens by truncated importance sampling, TRL's sampling and training policy are the same",
+    "clips around the policy that sampled, up to one version old (`algorithm.correction.kind=clip`); TRL's sampling and "
+    "training policy are the same, so that its clip, with the same bounds, never acts",
     "the prompt of a group is computed once in our training pass and once a completion in TRL's: the gradients are the same to "
     "rounding",
     "ours records log-probabilities while sampling; TRL needs none with one optimiser step a batch. Forward passes over whole "
@@ -81,31 +82,36 @@ def learn(task: str, options: argparse.Namespace, setting: Setting, say: Say) ->
     """Reward in the last part of equal wall time, a pair a seed. The clock runs from the first served weights, or from the
     beginning of TRL's training: starting processes does not count."""
     setting, wall_s = replace(setting, lr=LEARNING_LR, warm_up=1), options.learning_s
-    ours, theirs = list[float](), list[float]()
+    ours, theirs = list[Rewards](), list[Rewards]()
     with peer(options.peer, setting) as other:
         best, _ = swept_peer(other, task, options.peer_threads)
         for seed in range(options.learning):
             found = other.measure(task, [best], seed=seed, seconds=wall_s)
-            theirs.append(last_reward(found[0].rewards, wall_s))
-            run_of = run(task, ONE_CORE_EACH, setting, staleness=1, seed=seed, seconds=wall_s)
-            ours.append(last_reward(run_of.rewards, wall_s))
-            say(f"learning {task}, seed {seed}: reward {ours[-1]:.3f} to {theirs[-1]:.3f} after {wall_s:g} s")
+            theirs.append(found[0].rewards)
+            ours.append(run(task, ONE_CORE_EACH, setting, staleness=1, seed=seed, seconds=wall_s).rewards)
+            one, another = last_reward(ours[-1], wall_s), last_reward(theirs[-1], wall_s)
+            say(f"learning {task}, seed {seed}: reward {one:.3f} to {another:.3f} after {wall_s:g} s")
     return learned(task, ours, theirs, best, wall_s=wall_s, lr=LEARNING_LR)
 
 
 def learned(
-    task: str, ours: Sequence[float], theirs: Sequence[float], peer_setting: Mapping[str, Any], **more: object
-) -> dict[str, Any]:
-    """The case of two rewards a seed: met when the median difference is not against us."""
-    apart = statistics.median(one - other for one, other in zip(ours, theirs, strict=True))
-    ratios = [
-        one / other for one, other in zip(ours, theirs, strict=True) if other > LEAST_REWARD and one > LEAST_REWARD
-    ]
+    task: str, ours: Sequence[Rewards], theirs: Sequence[Rewards], peer_setting: Mapping[str, Any], *, wall_s: float,
+    **more: object,
+) -> dict[str, Any]:  # fmt: skip
+    """The case of two runs a seed: met when the median difference of their last rewards is not against us."""
+    last = [(last_reward(one, wall_s), last_reward(other, wall_s)) for one, other in zip(ours, theirs, strict=True)]
+    apart = statistics.median(one - other for one, other in last)
+    ratios = [one / other for one, other in last if other > LEAST_REWARD and one > LEAST_REWARD]
+
+    def side(runs: Sequence[Rewards], place: int) -> dict[str, Any]:
+        found = [pair[place] for pair in last]
+        curves = [over_time(one, wall_s) for one in runs]
+        return {"reward": round(statistics.median(found), 4), "rewards": found, "curves": curves}
+
     return {
         "case": f"learning_{task}", "difference_median": round(apart, 4), "pairs": len(ours), "target": 0.0,
         "met": apart >= 0.0, **(spread(ratios) if len(ratios) == len(ours) else {}),
-        "ours": {"reward": round(statistics.median(ours), 4), "rewards": list(ours)},
-        "theirs": {"reward": round(statistics.median(theirs), 4), "rewards": list(theirs), **peer_setting}, **more,
+        "ours": side(ours, 0), "theirs": {**side(theirs, 1), **peer_setting}, "wall_s": wall_s, **more,
     }  # fmt: skip
 
 

@@ -43,13 +43,16 @@ LAST = 0.2
 """Share of the wall time, at its end, over which a reward is the mean."""
 
 
+Rewards = Sequence[tuple[float, float]]
+"""(seconds since the training began, mean reward of a batch or group)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theirs:
     """One measurement of the peer."""
 
     rate: Rate
-    rewards: Sequence[tuple[float, float]]
-    """(seconds since the training began, mean reward of a batch)."""
+    rewards: Rewards
     tokens: float
     cpu_s: float
     versions: Mapping[str, str]
@@ -261,7 +264,16 @@ def figures(case: Case) -> dict[str, Any]:
 # --- reward after equal wall time ----------------------------------------------------------------------------------------
 
 
-def last_reward(rewards: Sequence[tuple[float, float]], wall_s: float) -> float:
+def over_time(rewards: Rewards, wall_s: float, parts: int = 10) -> list[float | None]:
+    """Mean of the rewards in each of equal parts of `wall_s`; None where no batch ended."""
+    found: list[list[float]] = [[] for _ in range(parts)]
+    for at_s, reward in rewards:
+        if at_s <= wall_s:
+            found[min(parts - 1, int(at_s / wall_s * parts))].append(reward)
+    return [round(statistics.mean(part), 4) if part else None for part in found]
+
+
+def last_reward(rewards: Rewards, wall_s: float) -> float:
     """Mean of the rewards in the last part of `wall_s`. Raises PeerFailed when there is none."""
     late = [reward for at_s, reward in rewards if (1 - LAST) * wall_s <= at_s <= wall_s]
     if not late:

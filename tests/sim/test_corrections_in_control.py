@@ -67,14 +67,19 @@ def test_samples_carry_the_oldest_version_that_enters_the_loss_while_staleness_c
 
 
 @pytest.mark.parametrize(
-    ("loss", "steps_per_batch", "wanted"),
-    [("ppo_clip", 1, 0), ("ppo_clip", 2, 4), ("decoupled", 1, 4), ("gspo", 1, 0), ("gspo", 4, 4)],
-)
+    ("loss", "correction", "steps_per_batch", "wanted"),
+    [
+        ("ppo_clip", "tis", 1, 0), ("ppo_clip", "tis", 2, 4), ("decoupled", "tis", 1, 4), ("gspo", "tis", 1, 0),
+        ("gspo", "tis", 4, 4), ("ppo_clip", "clip", 4, 0),
+    ],
+)  # fmt: skip
 def test_old_logprobs_are_recomputed_once_a_batch_where_they_may_differ(
-    loss: str, steps_per_batch: int, wanted: int
+    loss: str, correction: str, steps_per_batch: int, wanted: int
 ) -> None:
     calls: Counter[str] = Counter()
-    sim = a_run({"loss": {"kind": loss}}, calls=calls, steps_per_batch=steps_per_batch)
+    sim = a_run(
+        {"loss": {"kind": loss}, "correction": {"kind": correction}}, calls=calls, steps_per_batch=steps_per_batch
+    )
     check(sim)
     assert calls["logprobs"] == wanted
     assert calls["finish"] == 4 * steps_per_batch

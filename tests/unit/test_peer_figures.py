@@ -236,10 +236,14 @@ def test_a_case_whose_sides_did_not_sample_alike_is_not_met() -> None:
 
 
 def test_rewards_are_told_by_their_difference_and_as_a_ratio_only_where_both_learned() -> None:
-    both = vs_trl.learned("multi", [0.6, 0.5, 0.4], [0.4, 0.4, 0.5], {"threads": 1}, wall_s=60.0)
+    def runs(*last: float) -> list[list[tuple[float, float]]]:
+        return [[(1.0, 0.25), (7.0, 0.75), (59.0, one), (61.0, 9.0)] for one in last]
+
+    both = vs_trl.learned("multi", runs(0.6, 0.5, 0.4), runs(0.4, 0.4, 0.5), {"threads": 1}, wall_s=60.0)
     assert (both["difference_median"], both["ratio_median"], both["met"]) == (0.1, 1.25, True)
     assert "difference +0.100  1.250" in vs_trl.told(both)
-    nothing = vs_trl.learned("multi", [0.3, 0.02, 0.3], [0.0, 0.04, 0.4], {"threads": 1})
+    assert both["ours"]["curves"][0] == [0.25, 0.75, *[None] * 7, 0.6], "means of tenths of the time, none after its end"
+    nothing = vs_trl.learned("multi", runs(0.3, 0.02, 0.3), runs(0.0, 0.04, 0.4), {"threads": 1}, wall_s=60.0)
     assert (nothing["difference_median"], nothing["met"]) == (-0.02, False)
     assert "ratio_median" not in nothing
     assert nothing["theirs"]["rewards"] == [0.0, 0.04, 0.4]

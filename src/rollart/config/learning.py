@@ -169,10 +169,17 @@ class NoCorrection(Node):
     kind: Literal["none"]
 
 
+class ClipCorrection(Node):
+    """No weight beside the loss: its own probability ratio is taken to the policy that sampled, so its clip bounds how far
+    training goes from there, older weights included (PPO as published; the bypass mode of verl)."""
+
+    kind: Literal["clip"] = "clip"
+
+
 class TruncatedIS(Node):
     """Truncated importance sampling between the engine's and the trainer's log-probabilities."""
 
-    kind: Literal["tis"] = "tis"
+    kind: Literal["tis"]
     cap: float = Field(default=2.0, gt=0)
     """Largest weight of a token."""
 
@@ -240,7 +247,9 @@ class Algorithm(Node):
         GroupBaseline()
     )
     loss: Annotated[PPOClip | Decoupled | GSPO | CISPO, Field(discriminator="kind")] = PPOClip()
-    correction: Annotated[TruncatedIS | MaskedIS | NoCorrection, Field(discriminator="kind")] = TruncatedIS()
+    correction: Annotated[ClipCorrection | TruncatedIS | MaskedIS | NoCorrection, Field(discriminator="kind")] = (
+        ClipCorrection()
+    )
     reject: Annotated[NoReject | GeometricReject, Field(discriminator="kind")] = NoReject()
     mask_older_than: int = Field(default=-1, ge=-1)
     """Tokens sampled more versions ago than this leave the loss, when it is trained; they count for staleness all the same.
@@ -267,6 +276,18 @@ class Algorithm(Node):
         """Whether the loss cannot do without the engine's log-probabilities."""
         return self.correction.kind != "none" or self.reject.kind != "none"
 
+    def needs_old(self, steps_per_batch: int) -> bool:
+        """Whether log-probabilities are recomputed before a batch is trained: where the clip is around them, and they are
+        not the present ones of the only update."""
+        return self.loss.kind == "decoupled" or (steps_per_batch > 1 and self.correction.kind != "clip")
+
+
+OWN_RATIO = {
+    "decoupled": "its clip is around the proximal policy, so that the distance from sampling needs a weight of its own",
+    "gspo": "its bounds are for the updates of one batch, and a trajectory that is one version old would be beyond them",
+}
+"""Losses whose ratio cannot be the one to the policy that sampled, and why."""
+
 
 def algorithm_problems(algorithm: Algorithm, schedule: Schedule, sampling: SamplingConfig) -> list[str]:
     """Broken rules between what is learned, how it is scheduled and how it is sampled, a line each."""
@@ -286,6 +307,11 @@ def algorithm_problems(algorithm: Algorithm, schedule: Schedule, sampling: Sampl
             f"algorithm.correction.kind=none with schedule.max_staleness={schedule.max_staleness}: tokens sampled under "
             "older weights cannot be trained without their behaviour log-probabilities; use algorithm.correction.kind=tis, "
             "or schedule.max_staleness=0"
+        )
+    elif algorithm.correction.kind == "clip" and algorithm.loss.kind in OWN_RATIO:
+        problems.append(
+            f"algorithm.correction.kind=clip (the default) with algorithm.loss.kind={algorithm.loss.kind}: "
+            f"{OWN_RATIO[algorithm.loss.kind]}; use algorithm.correction.kind=tis or masked, or algorithm.loss.kind=ppo_clip"
         )
     elif algorithm.loss.kind == "decoupled" and algorithm.correction.kind == "none":
         problems.append(

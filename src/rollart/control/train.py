@@ -118,7 +118,7 @@ class Training:
         masked = 0.0
         samples = await self._samples(batch)
         parts = _parts(batch, samples, self._rules.steps_per_batch)
-        if len(parts) > 1 or self._rules.algorithm.loss.kind == "decoupled":
+        if self._rules.algorithm.needs_old(len(parts)):
             await self._bounded(trainer.logprobs(samples))
         for part in parts:
             await self._bounded(trainer.begin(step, total_weight=total_weight(part)))

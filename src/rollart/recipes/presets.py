@@ -96,7 +96,7 @@ def _algorithm(
         "algorithm": {
             "advantage": advantage,
             "loss": {"normalize": "trajectory", **bounds, **loss},
-            "correction": correction or {"kind": "tis", "cap": 2.0},
+            "correction": correction or {"kind": "clip"},
             "reject": {"kind": "none"},
             "kl": kl or {"kind": "none"},
             "zero_variance": zero_variance,
@@ -130,7 +130,11 @@ DAPO = _algorithm(
 """DAPO: clip higher, every token alike, groups with equal rewards sampled anew (sections 3.1 to 3.3; its shaping of overlong
 answers is a matter of the environment's reward)."""
 
-GSPO = _algorithm(advantage=GROUP, loss={"kind": "gspo", "eps_clip_low": 3e-4, "eps_clip_high": 4e-4})
+GSPO = _algorithm(
+    advantage=GROUP,
+    loss={"kind": "gspo", "eps_clip_low": 3e-4, "eps_clip_high": 4e-4},
+    correction={"kind": "tis", "cap": 2.0},
+)
 """GSPO: one clipped ratio per trajectory (Zheng et al. 2025, section 5.1). Of use with schedule.steps_per_batch above 1:
 with 1, every ratio is 1."""
 

@@ -36,6 +36,17 @@ def test_decoupled_ppo_without_a_correction_is_refused() -> None:
         assert read(algorithm={"loss": {"kind": "decoupled"}, "correction": correction})
 
 
+@pytest.mark.parametrize("loss", ["decoupled", "gspo"])
+def test_a_loss_with_a_ratio_of_its_own_needs_a_weight_between_sampling_and_training(loss: str) -> None:
+    with pytest.raises(
+        ValidationError, match=rf"clip \(the default\) with algorithm.loss.kind={loss}: .* use .*kind=tis"
+    ):
+        read(algorithm={"loss": {"kind": loss}})
+    assert read(algorithm={"loss": {"kind": loss}, "correction": {"kind": "tis"}})
+    for free in ("ppo_clip", "cispo"):
+        assert read(algorithm={"loss": {"kind": free}}).algorithm.correction.kind == "clip"
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -55,12 +66,12 @@ def test_bounds_that_keep_nothing_or_say_nothing_are_refused(algorithm: dict[str
         read(algorithm=algorithm)
 
 
-def test_the_defaults_are_grpo_with_truncated_importance_sampling_and_nothing_else() -> None:
+def test_the_defaults_are_grpo_clipped_around_the_policy_that_sampled_and_nothing_else() -> None:
     algorithm = read().algorithm
     assert algorithm.model_dump() == {
         "advantage": {"kind": "grpo", "normalize_std": True},
         "loss": {"kind": "ppo_clip", "eps_clip_low": 0.2, "eps_clip_high": 0.2, "normalize": "trajectory"},
-        "correction": {"kind": "tis", "cap": 2.0},
+        "correction": {"kind": "clip"},
         "reject": {"kind": "none"},
         "mask_older_than": -1,
         "kl": {"kind": "none"},

@@ -17,6 +17,8 @@ COMPANIONS = {
     "frozen_lake": ("tasks.probe.size=1",),  # there is one default map
     "vllm": ("model.heads=2", "model.kv_heads=2", "model.max_positions=16"),  # vLLM has kernels for 32 a head, not 16
     "hf": ("tokenizer.template=chat",),  # a system message needs a chat
+    "decoupled": ("algorithm.correction.kind=tis",),  # its ratio is not the one to the policy that sampled
+    "gspo": ("algorithm.correction.kind=tis",),
     "none": ("schedule.max_staleness=0",),  # asynchronous training needs a correction
 }
 """What a variant needs beside its own keys."""

@@ -122,9 +122,9 @@ def test_maps_merge_and_lists_replace() -> None:
 
 def test_another_kind_takes_the_keys_of_the_former_one_away() -> None:
     three = load("algorithm.correction.kind=tis", "algorithm.correction.cap=3", source="uncorrected").config
-    assert three.algorithm.correction == TruncatedIS(cap=3)
+    assert three.algorithm.correction == TruncatedIS(kind="tis", cap=3)
     words = ("algorithm.correction.kind=none", "schedule.max_staleness=0")
-    changed = load(*words, profile={"algorithm": {"correction": {"cap": 3}}})
+    changed = load(*words, profile={"algorithm": {"correction": {"kind": "tis", "cap": 3}}})
     assert changed.config.algorithm.correction == NoCorrection(kind="none")
     assert "algorithm.correction.cap" not in changed.origins
     digits = load("tasks.lake.env.kind=max_digit").config.tasks["lake"]
@@ -134,7 +134,7 @@ def test_another_kind_takes_the_keys_of_the_former_one_away() -> None:
 
 def test_a_kind_and_its_keys_may_come_in_any_order() -> None:
     config = load("algorithm.correction.cap=3", "algorithm.correction.kind=tis", source="uncorrected").config
-    assert config.algorithm.correction == TruncatedIS(cap=3)
+    assert config.algorithm.correction == TruncatedIS(kind="tis", cap=3)
 
 
 def test_null_takes_a_task_away_and_a_new_one_can_be_put_in() -> None:
@@ -229,7 +229,10 @@ def test_an_unknown_key_names_the_variant_and_the_nearest_key(words: Sequence[st
         ("optimizer.beta1=1", "optimizer.beta1=1 (command line): too large; write less than 1"),
         ("algorithm.shuffle_rewards=1", "algorithm.shuffle_rewards=1 (command line): write true or false"),
         ("algorithm.loss.normalize=tokn", "write 'trajectory', 'sequence', 'token' or 'constant'; did you mean token?"),
-        ("algorithm.correction.cap=-1", "algorithm.correction.cap=-1 (command line): too small; write more than 0"),
+        (
+            "algorithm.correction={kind: tis, cap: -1}",
+            "algorithm.correction.cap=-1 (command line): too small; write more than 0",
+        ),
         ("name=a/b", "name=a/b (command line): write text that matches"),
     ],
 )

@@ -10,7 +10,8 @@ counted under the first rule that took it out, in the order of the table.
     masked        old / behaviour probability out of the bounds of `correction.kind=masked`                 no
 
 Truncated weight: Yao et al. 2025; masked: IcePop, Ling team 2025. Under truncated sampling `behaviour` is what tokens were
-drawn from: the kept mass is divided out (`rows`).
+drawn from: the kept mass is divided out (`rows`). `clip` leaves the distance from sampling to the loss's ratio, and only what
+truncation kept is a weight.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def correct(old: torch.Tensor, behaviour: torch.Tensor, terms: LossTerms, algori
     elif rule.kind == "masked":
         weight = torch.exp(old - behaviour)
         masked = (weight < rule.low) | (weight > rule.high)
+    elif rule.kind == "clip" and terms.log_kept is not None:
+        weight = torch.exp(terms.log_kept)
     aged = none if terms.fresh is None else ~terms.fresh
     rejected = none
     if algorithm.reject.kind == "geometric":

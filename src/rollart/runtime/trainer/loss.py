@@ -14,8 +14,10 @@ micro-batches or ranks changes it; the division by the step's total weight is th
     kl          of the present policy from the reference, on the tokens that were sampled and no others:
                 k1 d, k2 d^2 / 2, k3 exp(-d) - 1 + d with d = logprobs - reference (Schulman 2020)
 
-`old_logprobs` are the present ones without gradient unless they were recomputed before the update: with one optimiser step
-per batch both are the same. The correction is in `corrections`, trajectory means in `sequences`.
+`old_logprobs` are those under which tokens were sampled where `correction.kind` is `clip` (before truncation: what was cut off
+is no move of the policy, and weighs apart). Else they are the present ones without gradient unless they were recomputed before
+the update: with one optimiser step per batch both are the same, every ratio is 1 and nothing is clipped. The correction is in
+`corrections`, trajectory means in `sequences`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def policy_loss(
     needed: `rows.row_of` sees to that). The entropy sum is not among the results: it comes from the forward pass.
     """
     now = logprobs.detach()
-    old = now if terms.old is None else terms.old
+    old = _clipped_around(now, behaviour, terms, algorithm)
     objective = _objective(logprobs, now, old, terms, algorithm)
     correction = correct(old, behaviour, terms, algorithm)
     losses = -objective.value
@@ -75,6 +77,13 @@ def policy_loss(
         kl=None if kl is None else kl.detach(),
         terms=terms,
     )
+
+
+def _clipped_around(now: torch.Tensor, behaviour: torch.Tensor, terms: LossTerms, algorithm: Algorithm) -> torch.Tensor:
+    """`old_logprobs`, (N,)."""
+    if algorithm.correction.kind == "clip":
+        return behaviour if terms.log_kept is None else behaviour + terms.log_kept
+    return now if terms.old is None else terms.old
 
 
 def _objective(

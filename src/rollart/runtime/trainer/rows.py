@@ -40,6 +40,8 @@ class Row:
     """(trained,) the trained tokens."""
     behaviour: NDArray[np.float32]
     """(trained,) log-probability under which each was drawn, after truncation; NaN where it is not known."""
+    log_kept: NDArray[np.float32] | None = None
+    """(trained,) logarithm of the mass that truncation kept, which `behaviour` was divided by; None: all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ class LossTerms:
     """Log-probabilities under the reference; set where the loss has a KL term."""
     move: torch.Tensor | None = None
     """Mean of present - old over the token's whole trajectory; set where `sequences.needed`."""
+    log_kept: torch.Tensor | None = None
+    """Logarithm of the mass that truncated sampling kept; None: all of it."""
     gap: torch.Tensor | None = None
     """Mean of old - behaviour over the token's whole trajectory; set where `sequences.needed`."""
 
@@ -124,6 +128,7 @@ def row_of(sample: Sample, *, need_behaviour: bool, truncates: bool) -> Row:
     ids: list[NDArray[np.int32]] = []
     trained: list[NDArray[np.int64]] = []
     behaviour: list[NDArray[np.float32]] = []
+    kept: list[NDArray[np.float32] | None] = []
     start = 0
     for piece in sample.segment.pieces:
         payload = piece.payload
@@ -134,6 +139,7 @@ def row_of(sample: Sample, *, need_behaviour: bool, truncates: bool) -> Row:
         if piece.sampled and first < piece.n_tokens:
             trained.append(np.arange(start + first, start + piece.n_tokens))
             behaviour.append(_behaviour(sample, payload, need_behaviour=need_behaviour, truncates=truncates)[first:])
+            kept.append(None if payload.log_kept_mass is None else payload.log_kept_mass[first:])
         start += piece.n_tokens
     if not trained:
         raise TrainerError(f"{_name(sample)} has no token to train; such segments give no sample")
@@ -146,6 +152,7 @@ def row_of(sample: Sample, *, need_behaviour: bool, truncates: bool) -> Row:
         positions=places - 1,
         targets=all_ids[places],
         behaviour=np.concatenate(behaviour),
+        log_kept=_joined(kept, [len(part) for part in behaviour]),
     )
 
 
@@ -183,11 +190,13 @@ def loss_terms(rows: Sequence[LossRow], old: Mapping[SampleKey, NDArray[np.float
             "all samples of a batch or for none"
         )
     counts = [len(one.row.targets) for one in rows]
+    kept = _joined([one.row.log_kept for one in rows], counts)
     return LossTerms(
         advantages=_spread([one.advantage for one in rows], counts),
         weights=_spread([one.token_weight for one in rows], counts),
         old=torch.from_numpy(np.concatenate([old[one.key] for one in rows])) if any(known) else None,
         fresh=_all_fresh(rows),
+        log_kept=None if kept is None else torch.from_numpy(kept),
     )
 
 
@@ -214,6 +223,15 @@ def _all_fresh(rows: Sequence[LossRow]) -> torch.Tensor | None:
         return None
     parts = [np.ones(len(one.row.targets), np.bool_) if one.fresh is None else one.fresh for one in rows]
     return torch.from_numpy(np.concatenate(parts))
+
+
+def _joined(parts: Sequence[NDArray[np.float32] | None], counts: Sequence[int]) -> NDArray[np.float32] | None:
+    """Logarithms of kept mass one after another, where `counts` says how long each part is; None: nothing was cut off."""
+    if all(part is None for part in parts):
+        return None
+    return np.concatenate(
+        [np.zeros(n, np.float32) if part is None else part for part, n in zip(parts, counts, strict=True)]
+    )
 
 
 def _behaviour(sample: Sample, payload: TokenPayload, *, need_behaviour: bool, truncates: bool) -> NDArray[np.float32]:

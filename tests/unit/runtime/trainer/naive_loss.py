@@ -21,6 +21,8 @@ class Token:
     weight: float
     reference: float = 0.0
     fresh: bool = True
+    log_kept: float = 0.0
+    """Of the mass that truncated sampling kept; `behaviour` is after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def _corrected(token: Token, siblings: Sequence[Token], algorithm: Algorithm) ->
     if algorithm.correction.kind == "masked":
         inside = algorithm.correction.low <= ratio <= algorithm.correction.high
         return (ratio, "") if inside else (0.0, "masked")
-    return 1.0, ""
+    return (math.exp(token.log_kept), "") if algorithm.correction.kind == "clip" else (1.0, "")
 
 
 def _surrogate(token: Token, siblings: Sequence[Token], algorithm: Algorithm) -> tuple[float, float]:
@@ -65,6 +67,8 @@ def _surrogate(token: Token, siblings: Sequence[Token], algorithm: Algorithm) ->
     advantage = token.advantage - algorithm.entropy_coef * token.now
     low, high = 1 - rule.eps_clip_low, 1 + rule.eps_clip_high
     ratio = math.exp(token.now - token.old)
+    if algorithm.correction.kind == "clip":
+        ratio = math.exp(token.now - token.behaviour - token.log_kept)
     if rule.kind == "cispo":
         weight = clip(ratio, low, high)
         return weight * advantage * token.now, weight * advantage

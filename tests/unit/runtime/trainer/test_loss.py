@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from rollart.config.schema import Algorithm, NoCorrection, PPOClip, TruncatedIS
+from rollart.config.schema import Algorithm, ClipCorrection, NoCorrection, PPOClip, TruncatedIS
 from rollart.runtime.trainer.loss import policy_loss
 from rollart.runtime.trainer.metrics import merge, summary
 from rollart.runtime.trainer.rows import LossTerms
@@ -59,7 +60,7 @@ def test_without_recomputed_logprobs_the_ratio_is_one_and_the_gradient_is_that_o
 
 
 def test_the_importance_weight_is_old_over_behaviour_truncated_at_its_cap_and_carries_no_gradient() -> None:
-    algorithm = Algorithm(correction=TruncatedIS(cap=2.0))
+    algorithm = Algorithm(correction=TruncatedIS(kind="tis", cap=2.0))
     now = logs(0.3, 0.3, 0.3).requires_grad_()
     behaviour = logs(0.4, 0.2, 0.05)  # weights 0.75, 1.5, 6 -> 2
     loss, sums = policy_loss(now, behaviour, terms([1.0, 1.0, 1.0]), algorithm)
@@ -74,9 +75,43 @@ def test_the_importance_weight_is_old_over_behaviour_truncated_at_its_cap_and_ca
     assert metrics["mismatch_kl"] == pytest.approx(sum(r - 1 - math.log(r) for r in (0.75, 1.5, 6)) / 3, abs=1e-5)
 
 
+def test_clipped_around_the_policy_that_sampled_a_token_that_has_already_moved_far_is_moved_no_further() -> None:
+    """Weights of another version sampled: the present ones are 1.1, 1.5, 0.9 and 0.5 times as likely to say the token. With a
+    weight beside a ratio of 1 all four would go on in their direction, the second one by 1.5 as much."""
+    algorithm = Algorithm(loss=PPOClip(eps_clip_low=0.2, eps_clip_high=0.3), correction=ClipCorrection())
+    behaviour, present = logs(*[0.1] * 8), logs(0.11, 0.15, 0.09, 0.05, 0.11, 0.15, 0.09, 0.05)
+    now = present.clone().requires_grad_()
+    loss, sums = policy_loss(now, behaviour, terms([1.0] * 4 + [-1.0] * 4), algorithm)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([-1.1, 0.0, -0.9, -0.5, 1.1, 1.5, 0.9, 0.0], abs=1e-5)
+    metrics = summary(merge([sums]), with_entropy=False)
+    assert metrics["clip_frac"] == 2 / 8
+    assert metrics["tis_mean"] == 1.0
+    assert metrics["ratio_mean"] == pytest.approx(metrics["mismatch_ratio_mean"], abs=1e-6)
+    now = present.clone().requires_grad_()
+    weighted = Algorithm(loss=algorithm.loss, correction=TruncatedIS(kind="tis", cap=10.0))
+    policy_loss(now, behaviour, terms([1.0] * 4 + [-1.0] * 4), weighted)[0].backward()  # type: ignore[no-untyped-call]
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([-1.1, -1.5, -0.9, -0.5, 1.1, 1.5, 0.9, 0.5], abs=1e-5)
+
+
+def test_what_truncation_cut_off_is_a_weight_and_no_move_of_the_policy() -> None:
+    """Drawn with 0.2 / 0.5 from a policy that has not moved since: nothing is clipped, and the weight is the kept mass."""
+    given = replace(terms([1.0, -1.0]), log_kept=logs(0.5, 0.5))
+    now = logs(0.2, 0.2).requires_grad_()
+    loss, sums = policy_loss(now, logs(0.4, 0.4), given, Algorithm(correction=ClipCorrection()))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([-0.5, 0.5], abs=1e-6)
+    assert summary(merge([sums]), with_entropy=False)["clip_frac"] == 0.0
+
+
 def test_recomputed_old_logprobs_split_staleness_from_the_update() -> None:
     """The ratio is present over old, the importance weight old over behaviour: they multiply, only the first is clipped."""
-    algorithm = Algorithm(loss=PPOClip(eps_clip_low=0.2, eps_clip_high=0.2), correction=TruncatedIS(cap=10.0))
+    algorithm = Algorithm(
+        loss=PPOClip(eps_clip_low=0.2, eps_clip_high=0.2), correction=TruncatedIS(kind="tis", cap=10.0)
+    )
     now = logs(0.3).requires_grad_()
     loss, _ = policy_loss(now, logs(0.05), terms([1.0], old=logs(0.2).tolist()), algorithm)
     assert float(loss.detach()) == pytest.approx(-1.2 * 4.0, abs=1e-5), "ratio 1.5 is clipped to 1.2, weight 4 is not"

@@ -22,6 +22,7 @@ from rollart.config.schema import (
     KL2,
     KL3,
     Algorithm,
+    ClipCorrection,
     Decoupled,
     GeometricReject,
     MaskedIS,
@@ -45,7 +46,7 @@ LOSSES = [
     GSPO(kind="gspo", eps_clip_low=0.05, eps_clip_high=0.07),
     CISPO(kind="cispo", eps_clip_low=0.4, eps_clip_high=0.5),
 ]
-CORRECTIONS = [PLAIN, TruncatedIS(cap=1.3), MaskedIS(kind="masked", low=0.7, high=1.6)]
+CORRECTIONS = [PLAIN, ClipCorrection(), TruncatedIS(kind="tis", cap=1.3), MaskedIS(kind="masked", low=0.7, high=1.6)]
 KLS = [NoKL(), KL1(kind="k1", coef=0.1), KL2(kind="k2", coef=0.2), KL3(kind="k3", coef=0.3)]
 REJECT = GeometricReject(kind="geometric", low=0.9, high=1.1)
 
@@ -64,7 +65,7 @@ def random_tokens(seed: int, sizes: Sequence[int] = (1, 4, 2, 7, 3, 5)) -> list[
                 Token(
                     traj=f"t{number}", now=now, old=old, behaviour=old + shift + float(rng.normal(0, 0.3)),
                     advantage=advantage, weight=1 / size, reference=now + float(rng.normal(0, 0.5)),
-                    fresh=bool(rng.random() < 0.8),
+                    fresh=bool(rng.random() < 0.8), log_kept=float(-rng.random()),
                 )
             )  # fmt: skip
     return tokens
@@ -82,7 +83,7 @@ def loss_of(
             key=(TrajId(token.traj), place),
             row=Row(
                 ids=np.zeros(1, np.int64), positions=np.zeros(1, np.int64), targets=np.zeros(1, np.int64),
-                behaviour=np.array([token.behaviour], np.float32),
+                behaviour=np.array([token.behaviour], np.float32), log_kept=np.array([token.log_kept], np.float32),
             ),
             advantage=token.advantage, token_weight=token.weight, share=1 / counts[token.traj],
         )
@@ -109,6 +110,7 @@ def loss_of(
             old=torch.tensor([one.old for one in mine]),
             fresh=torch.tensor([one.fresh for one in mine], dtype=torch.bool),
             reference=torch.tensor([one.reference for one in mine]),
+            log_kept=torch.tensor([one.log_kept for one in mine]),
         )
         if sequences.needed(algorithm):
             present = [np.array([one.now]) for one in mine]
@@ -246,7 +248,7 @@ def test_a_token_beyond_the_bounds_is_masked_and_nothing_else_grows() -> None:
 
 
 def test_rejection_takes_a_whole_trajectory_whose_geometric_mean_is_out_of_bounds() -> None:
-    algorithm = Algorithm(correction=TruncatedIS(cap=10.0), reject=REJECT)
+    algorithm = Algorithm(correction=TruncatedIS(kind="tis", cap=10.0), reject=REJECT)
     # old over behaviour 2 and 0.5 have mean 1, 2 and 1 have mean 1.41
     inside = by_hand(logs(0.4, 0.1), logs(0.4, 0.1), algorithm, behaviour=logs(0.2, 0.2))[1]
     assert inside == pytest.approx([-2.0, -0.5], abs=1e-6)

@@ -58,7 +58,7 @@ def test_the_gradient_is_the_same_for_1_2_4_and_8_micro_batches_and_equals_float
     """Field case 19: micro-batches of 1, 2, 4 and 8."""
     spec = spec_with(
         model=MODEL.model_copy(update={"family": family}),
-        algorithm=Algorithm(loss=PPOClip(normalize=normalize), correction=TruncatedIS(cap=1.5)),
+        algorithm=Algorithm(loss=PPOClip(normalize=normalize), correction=TruncatedIS(kind="tis", cap=1.5)),
         sampling=SamplingConfig(temperature=0.8),
         optimizer=FROZEN,
     )
@@ -212,7 +212,7 @@ def test_zero_advantages_train_nothing_and_are_counted() -> None:
 
 def test_recomputed_logprobs_are_the_old_ones_until_the_next_publish() -> None:
     """Two optimiser steps on one batch: the second one's ratios are against the policy before the first."""
-    spec = spec_with(optimizer=Optimizer(lr=0.05), algorithm=Algorithm(correction=TruncatedIS(cap=1.5)))
+    spec = spec_with(optimizer=Optimizer(lr=0.05), algorithm=Algorithm(correction=TruncatedIS(kind="tis", cap=1.5)))
     samples = random_samples(6)
     model = reference_model(spec)
     with trainer_rank(spec) as rank:

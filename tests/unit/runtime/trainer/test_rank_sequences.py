@@ -44,6 +44,7 @@ from rollart.config.schema import (
     PPOClip,
     RunConfig,
     TaskConfig,
+    TruncatedIS,
 )
 from rollart.core.errors import TrainerError
 from rollart.core.types import Sample, Span, Tokens
@@ -53,8 +54,10 @@ from rollart.runtime.trainer.rank import TrainerRank, spec_of
 from rollart.runtime.trainer.rows import loss_rows
 
 MOVING = Optimizer(lr=0.05)
+TIS = TruncatedIS(kind="tis")
 GSPO_ALGORITHM = Algorithm(
     loss=GSPO(kind="gspo", eps_clip_low=0.05, eps_clip_high=0.05),
+    correction=TIS,
     reject=GeometricReject(kind="geometric", low=0.75, high=1.35),
     kl=KL3(kind="k3", coef=0.2),
 )
@@ -85,7 +88,7 @@ def take_steps(rank: TrainerRank, micro_batches: Sequence[Sequence[Sample]]) -> 
     [
         GSPO_ALGORITHM,
         Algorithm(loss=CISPO(kind="cispo"), reject=GeometricReject(kind="geometric", low=0.75, high=1.35)),
-        Algorithm(loss=Decoupled(kind="decoupled"), kl=KL1(kind="k1", coef=0.1)),
+        Algorithm(loss=Decoupled(kind="decoupled"), correction=TIS, kl=KL1(kind="k1", coef=0.1)),
     ],
     ids=lambda algorithm: str(algorithm.loss.kind),
 )
@@ -146,7 +149,7 @@ def test_half_a_trajectory_is_refused_with_its_name_and_the_way_out() -> None:
 
 
 def test_decoupled_ppo_without_recomputed_logprobs_is_refused() -> None:
-    with trainer_rank(spec_with(algorithm=Algorithm(loss=Decoupled(kind="decoupled")))) as rank:
+    with trainer_rank(spec_with(algorithm=Algorithm(loss=Decoupled(kind="decoupled"), correction=TIS))) as rank:
         with pytest.raises(TrainerError, match="call logprobs"):
             train_step(rank, random_samples(2))
         rank.logprobs(rows_of(rank, [random_samples(2)]))

@@ -12,6 +12,7 @@ from trainer_samples import gradients, sample, sampled, spec_with, train_step, t
 
 from rollart.config.schema import (
     Algorithm,
+    ClipCorrection,
     GeometricReject,
     MaskedIS,
     MaxDigitEnv,
@@ -28,9 +29,10 @@ from rollart.runtime.trainer.rows import loss_rows
 
 WIDE = 1e9
 CORRECTIONS: list[dict[str, Any]] = [
-    {"correction": TruncatedIS(cap=WIDE)},
+    {"correction": ClipCorrection()},
+    {"correction": TruncatedIS(kind="tis", cap=WIDE)},
     {"correction": MaskedIS(kind="masked", low=0.0, high=WIDE)},
-    {"correction": TruncatedIS(cap=WIDE), "reject": GeometricReject(kind="geometric", low=0.0, high=WIDE)},
+    {"correction": TruncatedIS(kind="tis", cap=WIDE), "reject": GeometricReject(kind="geometric", low=0.0, high=WIDE)},
 ]
 TOP_P = SamplingConfig(top_p=0.6)
 TASKS = {"digits": TaskConfig(env=MaxDigitEnv(kind="max_digit"))}

@@ -155,7 +155,7 @@ def reference_step(
     all_logprobs = []
     for number, one in enumerate(samples):
         ids: list[int] = []
-        behaviour: dict[int, float] = {}
+        behaviour: dict[int, tuple[float, float]] = {}
         for piece in one.segment.pieces:
             payload = piece.payload
             assert isinstance(payload, TokenPayload)
@@ -163,20 +163,25 @@ def reference_step(
                 if piece.sampled and len(ids) >= one.segment.shared_tokens:
                     assert payload.logprobs is not None
                     kept = 0.0 if payload.log_kept_mass is None else float(payload.log_kept_mass[offset])
-                    behaviour[len(ids)] = float(payload.logprobs[offset]) - kept
+                    behaviour[len(ids)] = float(payload.logprobs[offset]), kept
                 ids.append(token)
         logits = model(torch.tensor([ids])).logits[0] / spec.sampling.temperature
         table = torch.log_softmax(logits, -1)
         mine = []
-        for place, (position, drawn_at) in enumerate(behaviour.items()):
+        for place, (position, (sampled_at, kept)) in enumerate(behaviour.items()):
             now = table[position - 1, ids[position]]
             mine.append(float(now.detach()))
             before = mine[-1] if old is None else float(old[number][place])
+            if algorithm.correction.kind == "clip":
+                before = sampled_at
             ratio = torch.exp(now - before)
             low, high = 1 - clip.eps_clip_low, 1 + clip.eps_clip_high
             term = torch.minimum(ratio * one.advantage, torch.clamp(ratio, low, high) * one.advantage)
             correction = algorithm.correction
-            tis = min(correction.cap, math.exp(before - drawn_at)) if correction.kind == "tis" else 1.0
+            apart = math.exp(before - sampled_at + kept)
+            tis = (
+                min(correction.cap, apart) if correction.kind == "tis" else apart if correction.kind == "clip" else 1.0
+            )
             weight = 1.0 if clip.normalize == "token" else one.weight / len(behaviour)
             loss = loss - weight * tis * term
             total += weight
