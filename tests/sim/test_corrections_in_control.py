@@ -69,8 +69,8 @@ def test_samples_carry_the_oldest_version_that_enters_the_loss_while_staleness_c
 @pytest.mark.parametrize(
     ("loss", "correction", "steps_per_batch", "wanted"),
     [
-        ("ppo_clip", "tis", 1, 0), ("ppo_clip", "tis", 2, 4), ("decoupled", "tis", 1, 4), ("gspo", "tis", 1, 0),
-        ("gspo", "tis", 4, 4), ("ppo_clip", "clip", 4, 0),
+        ("ppo_clip", "tis", 1, 0), ("ppo_clip", "tis", 2, 4), ("decoupled", "tis", 1, 0), ("decoupled", "tis", 4, 4),
+        ("gspo", "tis", 1, 0), ("gspo", "tis", 4, 4), ("ppo_clip", "clip", 4, 0),
     ],
 )  # fmt: skip
 def test_old_logprobs_are_recomputed_once_a_batch_where_they_may_differ(

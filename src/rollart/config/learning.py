@@ -127,8 +127,9 @@ class PPOClip(Node):
 
 
 class Decoupled(Node):
-    """Decoupled PPO (AReaL): the clip is around the proximal policy, whose log-probabilities are recomputed before every
-    update; how far sampling was from it is the affair of algorithm.correction, with a bound of its own."""
+    """Decoupled PPO (AReaL): the clip is around the proximal policy, the one with which the batch's first update begins (its
+    log-probabilities are recomputed where there are several); how far sampling was from it is the affair of
+    algorithm.correction, with a bound of its own."""
 
     kind: Literal["decoupled"]
     eps_clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -174,6 +175,9 @@ class ClipCorrection(Node):
     training goes from there, older weights included (PPO as published; the bypass mode of verl)."""
 
     kind: Literal["clip"] = "clip"
+    cap: float = Field(default=3.0, gt=1)
+    """Largest ratio up to which a token of a trajectory that did worse than its group is pushed down: the clip has no bound
+    on that side (dual clip, Ye et al. 2020). The KL term weighs a token by its ratio up to this."""
 
 
 class TruncatedIS(Node):
@@ -201,7 +205,8 @@ class NoReject(Node):
 
 
 class GeometricReject(Node):
-    """A whole trajectory leaves the loss when the geometric mean of old over behaviour probabilities is out of bounds."""
+    """A whole trajectory leaves the loss when the geometric mean of old over behaviour probabilities is out of bounds; under
+    correction.kind=clip, which has no old ones, of present over behaviour probabilities."""
 
     kind: Literal["geometric"]
     low: float = Field(default=0.9, ge=0, lt=1)
@@ -278,8 +283,8 @@ class Algorithm(Node):
 
     def needs_old(self, steps_per_batch: int) -> bool:
         """Whether log-probabilities are recomputed before a batch is trained: where the clip is around them, and they are
-        not the present ones of the only update."""
-        return self.loss.kind == "decoupled" or (steps_per_batch > 1 and self.correction.kind != "clip")
+        not what the only update computes in any case."""
+        return steps_per_batch > 1 and self.correction.kind != "clip"
 
 
 OWN_RATIO = {
@@ -305,7 +310,7 @@ def algorithm_problems(algorithm: Algorithm, schedule: Schedule, sampling: Sampl
     if schedule.max_staleness > 0 and algorithm.correction.kind == "none":
         problems.append(
             f"algorithm.correction.kind=none with schedule.max_staleness={schedule.max_staleness}: tokens sampled under "
-            "older weights cannot be trained without their behaviour log-probabilities; use algorithm.correction.kind=tis, "
+            "older weights cannot be trained without their behaviour log-probabilities; use algorithm.correction.kind=clip, "
             "or schedule.max_staleness=0"
         )
     elif algorithm.correction.kind == "clip" and algorithm.loss.kind in OWN_RATIO:
@@ -322,7 +327,7 @@ def algorithm_problems(algorithm: Algorithm, schedule: Schedule, sampling: Sampl
         cut = f"sampling.top_p={sampling.top_p:g}, sampling.top_k={sampling.top_k}, sampling.min_p={sampling.min_p:g}"
         problems.append(
             f"algorithm.correction.kind=none with {cut}: tokens are drawn from a truncated distribution and would be trained "
-            "as though from the whole one; use algorithm.correction.kind=tis, which counts the kept mass, or "
+            "as though from the whole one; use algorithm.correction.kind=clip, which counts the kept mass, or "
             "sampling.top_p=1, sampling.top_k=0 and sampling.min_p=0"
         )
     if algorithm.mask_older_than >= max(0, schedule.max_staleness):

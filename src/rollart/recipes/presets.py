@@ -96,7 +96,7 @@ def _algorithm(
         "algorithm": {
             "advantage": advantage,
             "loss": {"normalize": "trajectory", **bounds, **loss},
-            "correction": correction or {"kind": "clip"},
+            "correction": correction or {"kind": "clip", "cap": 3.0},
             "reject": {"kind": "none"},
             "kl": kl or {"kind": "none"},
             "zero_variance": zero_variance,

@@ -71,7 +71,7 @@ def test_the_defaults_are_grpo_clipped_around_the_policy_that_sampled_and_nothin
     assert algorithm.model_dump() == {
         "advantage": {"kind": "grpo", "normalize_std": True},
         "loss": {"kind": "ppo_clip", "eps_clip_low": 0.2, "eps_clip_high": 0.2, "normalize": "trajectory"},
-        "correction": {"kind": "clip"},
+        "correction": {"kind": "clip", "cap": 3.0},
         "reject": {"kind": "none"},
         "mask_older_than": -1,
         "kl": {"kind": "none"},

@@ -181,7 +181,7 @@ def test_every_value_has_an_origin_and_nothing_else_has() -> None:
         (["ratio=2"], "ratio: unknown; did you mean tasks.NAME.ratio?"),
         (
             ["algorithm.correction.kind=none", "algorithm.correction.cap=3"],
-            "algorithm.correction.cap is not a key of kind=none (it belongs to kind=tis); leave it out",
+            "algorithm.correction.cap is not a key of kind=none (it belongs to kind=clip and kind=tis); leave it out",
         ),
         (
             ["tasks.lake.env.digits=3"],

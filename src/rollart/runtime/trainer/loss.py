@@ -7,6 +7,8 @@ micro-batches or ranks changes it; the division by the step's total weight is th
 
     r           exp(logprobs - old_logprobs)                             how far this update has moved a token
     ppo_clip    min(r A, clip(r) A)                                      Schulman et al. 2017; two bounds: DAPO, section 3.1
+                where r is the ratio to what sampled (`correction.kind` is `clip`) and A < 0, no lower than cap A: the dual clip
+                of Ye et al. 2020, section 4.2
     decoupled   the same around old_logprobs that were recomputed        Fu et al. 2025 (AReaL), section 5.2
     gspo        min(s A, clip(s) A), s the geometric mean of r over the trajectory, its gradient through each token alike
                 (Zheng et al. 2025, section 4.3: value sg(s), gradient of the token)
@@ -64,7 +66,7 @@ def policy_loss(
     if algorithm.kl.kind != "none":
         assert terms.reference is not None
         kl = reference_kl(logprobs, terms.reference, algorithm.kl.kind)
-        losses = losses + algorithm.kl.coef * kl
+        losses = losses + algorithm.kl.coef * kl * _drawn_now(objective, algorithm)
     losses = losses * correction.weight
     loss = (losses * terms.weights).sum()
     return loss, _measure(
@@ -106,7 +108,20 @@ def _objective(
         ratio = torch.exp(logprobs - old)
     surrogate, bounded = ratio * advantages, ratio.clamp(low, high) * advantages
     clipped = bounded.detach() < surrogate.detach()
-    return Objective(value=torch.minimum(surrogate, bounded), ratio=ratio.detach(), clipped=clipped)
+    value = torch.minimum(surrogate, bounded)
+    if algorithm.correction.kind == "clip":
+        beyond = (ratio.detach() > algorithm.correction.cap) & (advantages < 0)
+        value = torch.where(beyond, algorithm.correction.cap * advantages, value)
+        clipped = clipped | beyond
+    return Objective(value=value, ratio=ratio.detach(), clipped=clipped)
+
+
+def _drawn_now(objective: Objective, algorithm: Algorithm) -> torch.Tensor | float:
+    """What makes tokens of older weights count as draws of the present policy, of which the KL term is an expectation. The
+    other corrections weigh the whole loss, this one only its own ratio."""
+    if algorithm.correction.kind != "clip":
+        return 1.0
+    return objective.ratio.detach().clamp(max=algorithm.correction.cap)
 
 
 def reference_kl(logprobs: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:

@@ -164,11 +164,6 @@ class TrainerRank:
         trajectories. Raises TrainerError outside a step, and for a part of a trajectory where the loss needs all of it."""
         if self._step is None:
             raise TrainerError("accumulate outside a step; call begin first")
-        if self.spec.algorithm.loss.kind == "decoupled" and not self._old:
-            raise TrainerError(
-                "algorithm.loss.kind=decoupled needs the log-probabilities of the proximal policy; call logprobs with all "
-                "samples of the batch before its first step"
-            )
         whole = self._whole_trajectories(micro_batches)
         reference = self._reference_logprobs(micro_batches)
         parts = [self._accumulate_one(rows, whole, under) for rows, under in zip(micro_batches, reference, strict=True)]

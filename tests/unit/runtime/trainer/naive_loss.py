@@ -76,6 +76,8 @@ def _surrogate(token: Token, siblings: Sequence[Token], algorithm: Algorithm) ->
         # the whole derivative of s by this token is s / n, times n tokens of weight 1 / n each
         ratio = math.exp(_mean([one.now - one.old for one in siblings]))
     free, bounded = ratio * advantage, clip(ratio, low, high) * advantage
+    if algorithm.correction.kind == "clip" and advantage < 0 and ratio > algorithm.correction.cap:
+        return algorithm.correction.cap * advantage, 0.0
     return (free, free) if free <= bounded else (bounded, 0.0)
 
 
@@ -102,6 +104,8 @@ def naive(tokens: Sequence[Token], algorithm: Algorithm) -> Naive:
         value, slope = _surrogate(token, siblings, algorithm)
         kl, kl_slope = _kl(token, algorithm.kl.kind)
         coef = algorithm.kl.coef if algorithm.kl.kind != "none" else 0.0
+        if algorithm.correction.kind == "clip":
+            coef *= min(math.exp(token.now - token.behaviour - token.log_kept), algorithm.correction.cap)
         loss += token.weight * weight * (coef * kl - value)
         gradient.append(token.weight * weight * (coef * kl_slope - slope))
         if why:

@@ -96,6 +96,17 @@ def test_clipped_around_the_policy_that_sampled_a_token_that_has_already_moved_f
     assert now.grad.tolist() == pytest.approx([-1.1, -1.5, -0.9, -0.5, 1.1, 1.5, 0.9, 0.5], abs=1e-5)
 
 
+def test_a_token_of_a_bad_trajectory_that_became_many_times_likelier_does_not_rule_the_step() -> None:
+    """Without the dual clip its gradient would be 300 times that of a fresh token."""
+    now = logs(0.3, 0.3, 0.3).requires_grad_()
+    loss, sums = policy_loss(now, logs(0.001, 0.11, 0.001), terms([-1.0, -1.0, 1.0]), Algorithm())
+    assert float(loss.detach()) == pytest.approx(3.0 + 0.3 / 0.11 - 1.2, abs=1e-4)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([0.0, 0.3 / 0.11, 0.0], abs=1e-4)
+    assert summary(merge([sums]), with_entropy=False)["clip_frac"] == pytest.approx(2 / 3)
+
+
 def test_what_truncation_cut_off_is_a_weight_and_no_move_of_the_policy() -> None:
     """Drawn with 0.2 / 0.5 from a policy that has not moved since: nothing is clipped, and the weight is the kept mass."""
     given = replace(terms([1.0, -1.0]), log_kept=logs(0.5, 0.5))

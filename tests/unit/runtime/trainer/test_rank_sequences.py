@@ -148,12 +148,16 @@ def test_half_a_trajectory_is_refused_with_its_name_and_the_way_out() -> None:
             rank.accumulate(rows_of(rank, [parts[:1]]))
 
 
-def test_decoupled_ppo_without_recomputed_logprobs_is_refused() -> None:
-    with trainer_rank(spec_with(algorithm=Algorithm(loss=Decoupled(kind="decoupled"), correction=TIS))) as rank:
-        with pytest.raises(TrainerError, match="call logprobs"):
-            train_step(rank, random_samples(2))
-        rank.logprobs(rows_of(rank, [random_samples(2)]))
-        assert train_step(rank, random_samples(2))["ratio_mean"] == pytest.approx(1)
+def test_the_only_update_of_a_batch_is_decoupled_ppo_without_a_pass_before_it() -> None:
+    """What such a pass would give is what the update computes: the same gradient, and nothing clipped."""
+    spec = spec_with(algorithm=Algorithm(loss=Decoupled(kind="decoupled"), correction=TIS))
+    samples = random_samples(4)
+    with trainer_rank(spec) as rank:
+        rank.logprobs(rows_of(rank, [samples]))
+        with_pass = gradients(rank, samples)
+    with trainer_rank(spec) as rank:
+        close(gradients(rank, samples), with_pass)
+        assert rank.finish()["clip_frac"] == 0.0
 
 
 def test_constant_normalisation_weighs_a_token_by_the_longest_response_and_divides_by_trajectories() -> None:

@@ -178,6 +178,8 @@ def reference_step(
             low, high = 1 - clip.eps_clip_low, 1 + clip.eps_clip_high
             term = torch.minimum(ratio * one.advantage, torch.clamp(ratio, low, high) * one.advantage)
             correction = algorithm.correction
+            if correction.kind == "clip" and one.advantage < 0 and float(ratio.detach()) > correction.cap:
+                term = torch.tensor(correction.cap * one.advantage)
             apart = math.exp(before - sampled_at + kept)
             tis = (
                 min(correction.cap, apart) if correction.kind == "tis" else apart if correction.kind == "clip" else 1.0
