@@ -71,6 +71,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _weights(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advice]:
     wrong = sum(row.get("engine/all/apply_mismatch/count", 0) for row in steps)
     if wrong:
@@ -153,7 +157,7 @@ def _balance(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advic
 def _trainer_away(away: float, idle: float, summary: Mapping[str, Any]) -> Advice:
     """Where steps are not what takes the time, nothing that makes them shorter helps."""
     lost = summary.get("interruptions", {}).get("trainer")
-    went = f"checkpoints and recovery (it was lost {lost['count']} times)" if lost else "checkpoints"
+    went = f"checkpoints and recovery (it was lost {_times(lost['count'])})" if lost else "checkpoints"
     pays = "trainers that are lost less often, or start and load sooner, or another checkpoint.every"
     if not lost:
         went += ", or to standing by until engines serve a version (schedule.sync_order=paper)"
@@ -241,7 +245,7 @@ def _environments(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[
     if failed and failed / ended >= FAILING:
         most = max(by["failed"], key=lambda kind: by["failed"][kind])
         text = (
-            f"{_percent(failed / ended)} of the attempts failed, most often with {most} ({by['failed'][most]} times)."
+            f"{_percent(failed / ended)} of the attempts failed, most often with {most} ({_times(by['failed'][most])})."
         )
         yield Advice(code="failures", severity="warn", text=text)
     recent = steps[-RECENT:]
