@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, virtual: bool = False) -> 
         "words",
         metavar="key=value",
         nargs="*",
+        default=[],  # else argparse calls it required where the recipe is missing
         help=f"set a value by its dotted key, or lay a preset over it: {', '.join(KNOWN.presets)}",
     )
     parser.add_argument(

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollart import __version__
@@ -23,7 +23,7 @@ from rollart.config.schema import LocalWorld, RunConfig
 from rollart.recipes.registry import KNOWN, resolve
 
 if TYPE_CHECKING:
-    from rollart.runtime.doctor import Finding
+    from rollart.runtime.doctor import Device, Finding
     from rollart.runtime.memory_plan import Part
 
 SUMMARY = "look at this machine, and at whether it will do for a run"
@@ -64,25 +64,27 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
     return DONE if good else REFUSED
 
 
-def examine(resolved: Resolved | None, *, start_ray: bool) -> tuple[list[Finding], list[Part]]:
-    """Everything that was found, and where the memory of the run would go."""
+def examine(
+    resolved: Resolved | None, *, start_ray: bool, look: Callable[[], Sequence[Device] | None] | None = None
+) -> tuple[list[Finding], list[Part]]:
+    """Everything that was found, and where the memory of the run would go. `look`: who says which devices there are; torch."""
     from rollart.runtime import doctor, room
 
     config = None if resolved is None else resolved.config
     machine = room.this_machine()
-    findings = [_python(), *_packages(config), *doctor.machine_findings(machine), *doctor.device_findings()]
+    devices = (look or doctor.devices_of_torch)()
+    findings = [_python(), *_packages(config), *doctor.machine_findings(machine), *doctor.device_findings(devices)]
     findings.append(doctor.output_finding("runs" if config is None else config.output_dir))
-    if (compiler := doctor.compiler_finding(config)) is not None:
-        findings.append(compiler)
+    findings += _there(doctor.compiler_finding(config))
     parts: list[Part] = []
     if config is not None:
         needed = list(doctor.needs_findings(config))
-        findings += needed
+        findings += [*needed, *_there(doctor.engine_device_finding(config, devices))]
         # without the model its sizes are not known, nor what they ask for
         if all(finding.will_do for finding in needed):
             findings += doctor.room_findings(config, machine)
             parts, whole = doctor.plan_findings(config, machine)
-            findings.append(whole)
+            findings += [whole, *_there(doctor.device_memory_finding(config, devices))]
     wants_ray = config is None or isinstance(config.world, LocalWorld)
     if start_ray and extras.installed("ray"):
         findings.append(doctor.ray_finding())
@@ -90,6 +92,11 @@ def examine(resolved: Resolved | None, *, start_ray: bool) -> tuple[list[Finding
         found = "not tried; --ray starts one" if extras.installed("ray") else "not installed"
         findings.append(doctor.Finding(area="Ray", what="a start", found=found))
     return findings, parts
+
+
+def _there(finding: Finding | None) -> Iterator[Finding]:
+    if finding is not None:
+        yield finding
 
 
 def _python() -> Finding:

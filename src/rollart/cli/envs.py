@@ -142,8 +142,8 @@ def _task(what: str | None, words: Sequence[str]) -> tuple[str, TaskConfig]:
         recipe, name = what, ""
     if recipe not in RECIPES and not recipe.endswith((".yaml", ".yml")):
         raise ConfigError(
-            f"try {what}: neither a kind{nearest.among(what, KINDS)} nor package.module:Class nor RECIPE/TASK "
-            f"(recipes: {', '.join(RECIPES)})"
+            f"try {what}: no kind of environment has this name{nearest.among(what, KINDS)}\n"
+            f"or write your own package.module:Class, or RECIPE/TASK (recipes: {', '.join(RECIPES)})"
         )
     tasks = resolve(recipe, words, profile=configured.profile_path(None)).config.tasks
     if not name and len(tasks) == 1:

@@ -73,6 +73,12 @@ def vllm_problems(engine: Node, model: Node, sampling: SamplingConfig) -> list[s
                 f"sampling.{name}={value:g} with engine.kind=vllm: vLLM does not return the probability mass that truncation "
                 f"kept, so the correction would be wrong; use sampling.{name}={off}, or engine.kind=native"
             )
+    if sampling.temperature < VLLM_MIN_TEMPERATURE:
+        problems.append(
+            f"sampling.temperature={sampling.temperature:g} with engine.kind=vllm: vLLM raises it to {VLLM_MIN_TEMPERATURE:g} "
+            f"and the trainer would divide by what is configured; use sampling.temperature={VLLM_MIN_TEMPERATURE:g} or more, "
+            "or engine.kind=native"
+        )
     if isinstance(model, ScratchModel):
         head = model.hidden // model.heads
         if head not in VLLM_HEAD_SIZES:
@@ -89,5 +95,7 @@ def vllm_problems(engine: Node, model: Node, sampling: SamplingConfig) -> list[s
     return problems
 
 
+VLLM_MIN_TEMPERATURE = 0.01
+"""Lower ones, but for 0, which is greedy, become this (vllm/sampling_params.py, `_MAX_TEMP`)."""
 VLLM_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of an attention head that vLLM's kernels for CPUs have."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -328,14 +328,35 @@ def advisories(config: RunConfig) -> list[str]:
             )
         if task.held_out == 0 and config.eval.episodes and task.size > 1:
             lines.append(f"tasks.{name}: no instance is held back; evaluation scores instances that were trained on")
-    if config.algorithm.zero_variance == "drop":
-        lines.append(
-            "algorithm.zero_variance=drop: groups with equal rewards are dropped and others opened, so more is sampled than "
-            "is trained; a batch that waits too long for them is trained with fewer"
-        )
+    lines += _algorithm_notes(config)
     if config.optimizer.lr == 0:
         lines.append("optimizer.lr=0: nothing is learned")
     return lines
+
+
+def _algorithm_notes(config: RunConfig) -> Iterator[str]:
+    """Settings of what is learned that do less together, or something else, than each of them says."""
+    algorithm = config.algorithm
+    if algorithm.zero_variance == "drop":
+        yield (
+            "algorithm.zero_variance=drop: groups with equal rewards are dropped and others opened, so more is sampled than "
+            "is trained; a batch that waits too long for them is trained with fewer"
+        )
+        if not algorithm.compares_members:
+            yield (
+                "algorithm.zero_variance=drop with algorithm.advantage.baseline=batch: groups with equal rewards teach here, "
+                "by their distance to the batch's mean; without them that mean is biased; use algorithm.zero_variance=train"
+            )
+    if algorithm.loss.kind == "gspo" and config.schedule.steps_per_batch == 1:
+        yield (
+            "algorithm.loss.kind=gspo with schedule.steps_per_batch=1: the only update of a batch is at the weights that its "
+            "ratios are taken to, so every ratio is exactly 1 and nothing is clipped; use steps_per_batch of 2 or more"
+        )
+    if algorithm.advantage.kind == "dr_grpo" and algorithm.loss.normalize != "constant":
+        yield (
+            f"algorithm.advantage.kind=dr_grpo with algorithm.loss.normalize={algorithm.loss.normalize}: only half of Dr.GRPO: "
+            "the loss is still divided by sampled lengths; its other half is algorithm.loss.normalize=constant"
+        )
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:

@@ -10,7 +10,7 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from rollart.config.schema import EngineConfig, HFTokenizer, LocalWorld, Pretrai
 from rollart.core.errors import ClusterError, ConfigError, StoreError
 from rollart.runtime import compiled, room
 from rollart.runtime.memory_plan import Part, memory_plan
+from rollart.runtime.model_sizes import UNREADABLE, sizes_of_path
 from rollart.runtime.pretrained import is_converted, package_of
 
 LEAST_FILES = 1024
@@ -54,18 +55,58 @@ def machine_findings(machine: room.Machine) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def device_findings() -> Iterator[Finding]:
-    """Accelerators, as torch sees them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An accelerator that torch can compute on."""
+
+    name: str
+    memory_bytes: int
+    """All of it, free or not."""
+
+
+def devices_of_torch() -> tuple[Device, ...] | None:
+    """CUDA devices in the order of their numbers; None: torch is not installed."""
     try:
         import torch
     except ModuleNotFoundError:
-        yield Finding(area="devices", what="accelerators", found="unknown: torch is not installed")
-        return
+        return None
     if not torch.cuda.is_available():
-        yield Finding(area="devices", what="accelerators", found="none: everything runs on the CPU")
-    for index in range(torch.cuda.device_count()):
-        has = torch.cuda.get_device_properties(index)
-        yield Finding(area="devices", what=f"cuda:{index}", found=f"{has.name}, {_gib(has.total_memory)}")
+        return ()
+    all_ = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(Device(name=has.name, memory_bytes=has.total_memory) for has in all_)
+
+
+def device_findings(devices: Sequence[Device] | None) -> Iterator[Finding]:
+    """Accelerators, as torch sees them."""
+    if not devices:
+        found = "unknown: torch is not installed" if devices is None else "none: everything runs on the CPU"
+        yield Finding(area="devices", what="accelerators", found=found)
+    for index, has in enumerate(devices or ()):
+        yield Finding(area="devices", what=f"cuda:{index}", found=f"{has.name}, {_gib(has.memory_bytes)}")
+
+
+def engine_device_finding(config: RunConfig, devices: Sequence[Device] | None) -> Finding | None:
+    """Whether the device that engines are to compute on is there; None where they need none, or torch cannot be asked."""
+    if not room.on_device(config) or devices is None:
+        return None
+    if devices:
+        return Finding(area="this run", what="engine.device", found=f"cuda: {devices[0].name}")
+    return Finding(
+        area="this run", what="engine.device", found="cuda, but torch finds no CUDA device", will_do=False,
+        fix="use engine.device=cpu, or a machine with a CUDA device and a torch that is built for it",
+    )  # fmt: skip
+
+
+def device_memory_finding(config: RunConfig, devices: Sequence[Device] | None) -> Finding | None:
+    """Whether weights and cache of the engines have room on the first device, which all of them use; None as above."""
+    if not room.on_device(config) or not devices:
+        return None
+    asked, has = room.device_bytes(config), devices[0].memory_bytes
+    fits = asked <= has
+    return Finding(
+        area="this run", what="memory of cuda:0", found=f"asked {_gib(asked)}, available {_gib(has)}", will_do=fits,
+        fix="" if fits else "lower engine.kv_tokens or engine.count, or use engine.dtype=bf16 or a smaller model",
+    )  # fmt: skip
 
 
 def output_finding(output_dir: str) -> Finding:
@@ -166,12 +207,12 @@ def _paths(config: RunConfig) -> Iterator[str]:
 def _model_finding(path: str) -> Finding:
     what = f"model {path}"
     try:
-        sizes, package = room.sizes_of_path(path), package_of(path)
+        sizes, package = sizes_of_path(path), package_of(path)
         n_bytes = FP32_BYTES * sizes.parameters
         later = package is not None and not is_converted(package)
     except (ConfigError, StoreError) as error:
         return Finding(area="this run", what=what, found="not to be had", will_do=False, fix=str(error))
-    except room.UNREADABLE as error:
+    except UNREADABLE as error:
         return Finding(
             area="this run", what=what, found=f"cannot be read: {type(error).__name__}: {error}", will_do=False,
             fix="a local folder in the Hugging Face layout, with config.json and safetensors files",
@@ -191,11 +232,12 @@ def room_findings(config: RunConfig, machine: room.Machine) -> Iterator[Finding]
 
 
 def plan_findings(config: RunConfig, machine: room.Machine) -> tuple[list[Part], Finding]:
-    """The parts of the memory, largest first, and whether all of them, activations too, fit."""
+    """The parts of the memory, largest first, and whether all those of the host, activations too, fit."""
     parts = sorted(memory_plan(config), key=lambda part: -part.n_bytes)
-    total = sum(part.n_bytes for part in parts)
+    host = [part for part in parts if part.place == "host"]
+    total = sum(part.n_bytes for part in host)
     fits = total <= machine.memory_bytes
-    changes = "; ".join(f"{part.what}: {part.keys}" for part in parts[:2])
+    changes = "; ".join(f"{part.what}: {part.keys}" for part in host[:2])
     return parts, Finding(
         area="this run", what="memory, all parts", found=f"{_gib(total)} of {_gib(machine.memory_bytes)}", will_do=fits,
         fix="" if fits else f"change what is largest ({changes})",

@@ -1,19 +1,23 @@
 """Where the memory of a run goes, part by part, before it is started.
 
-Invariant: without the activations the parts add up to what `room.py` refuses a run by, which is what the end of a step needs
-(activations are gone by then, so the sum of all parts is from above). Activations are an estimate of what one micro-batch
-keeps for its backward pass (counted on a Llama-like layer in fp32, within a third of what torch keeps; attention scores are not
-in it, as fused attention keeps none); it is told and never refused by.
+Invariant: without the activations the parts of the host add up to what `room.py` refuses a run by, which is what the end of a
+step needs while engines fetch the version before it (activations are gone by then, so with them the sum is from above, but
+for what a step of an engine computes with, and for freed memory that the C library keeps). Activations are an estimate of
+what one micro-batch keeps for its backward pass (counted on a Llama-like layer in fp32, within a third of what torch keeps;
+attention scores are not in it, as fused attention keeps none); it is told and never refused by.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from rollart.config.explain import FP32_BYTES
 from rollart.config.schema import LocalWorld, RunConfig, VllmEngine
 from rollart.control.weights import VERSIONS_KEPT
 from rollart.runtime import room
+from rollart.runtime.model_sizes import ModelSizes, model_sizes
 
 HIDDEN_PER_LAYER, KV_PER_LAYER, FFN_PER_LAYER = 9, 4, 4
 """Arrays of each width that a layer keeps per token: what enters and leaves norms, projections, attention, gate and product."""
@@ -29,14 +33,13 @@ class Part:
     """The product that it is."""
     keys: str
     """What to change for less."""
+    place: Literal["host", "device"] = "host"
 
 
 def memory_plan(config: RunConfig) -> tuple[Part, ...]:
-    """All parts of the host's memory, trainer first."""
-    sizes, ranks, engines = room.model_sizes(config), config.trainer.ranks, config.engine.count
+    """All parts of the memory, trainer first."""
+    sizes, ranks, engines = model_sizes(config), config.trainer.ranks, config.engine.count
     weights = FP32_BYTES * sizes.parameters
-    kv_tokens = room.kv_tokens_of(config)
-    cache = room.kv_token_bytes(config) * kv_tokens
     vllm = isinstance(config.engine, VllmEngine)
     smaller = "a smaller model"
     kl = Part(
@@ -58,11 +61,7 @@ def memory_plan(config: RunConfig) -> tuple[Part, ...]:
             how=f"{ranks} x all weights: gathered and in buckets to be published; before and after a step",
             keys=f"trainer.ranks, {smaller}" if ranks > 1 else smaller,
         ),
-        Part(what="engines: weights", n_bytes=engines * room.ENGINE_COPIES * weights,
-             how=f"{engines} x served and fetched", keys=f"engine.count, {smaller}"),
-        Part(what="engines: KV cache", n_bytes=engines * cache,
-             how=f"{engines} x {kv_tokens} tokens of {config.engine.dtype}",
-             keys=f"engine.{'kv_gb' if vllm else 'kv_tokens'}, engine.count"),
+        *_engine_parts(config),
     ]  # fmt: skip
     if not isinstance(config.world, LocalWorld):
         versions = VERSIONS_KEPT * weights
@@ -90,7 +89,19 @@ def memory_plan(config: RunConfig) -> tuple[Part, ...]:
     )  # fmt: skip
 
 
-def activation_bytes(sizes: room.ModelSizes, tokens: int) -> int:
+def _engine_parts(config: RunConfig) -> Iterator[Part]:
+    """What all engines hold, as one of them is counted by `room.engine_memory`."""
+    n, cache = config.engine.count, "kv_gb" if isinstance(config.engine, VllmEngine) else "kv_tokens"
+    for one in room.engine_memory(config):
+        keys = f"engine.{cache}, engine.count" if one.what == "KV cache" else "engine.count, a smaller model"
+        where = ", on the device" if one.on_device else ""
+        yield Part(
+            what=f"engines: {one.what}", n_bytes=n * one.n_bytes, how=f"{n} x {one.how}{where}", keys=keys,
+            place="device" if one.on_device else "host",
+        )  # fmt: skip
+
+
+def activation_bytes(sizes: ModelSizes, tokens: int) -> int:
     """What one forward pass over `tokens` keeps for its backward pass."""
     layer = HIDDEN_PER_LAYER * sizes.hidden + KV_PER_LAYER * sizes.kv_width + FFN_PER_LAYER * sizes.ffn
     return FP32_BYTES * tokens * (sizes.layers * layer + LOGIT_COPIES * sizes.vocabulary)

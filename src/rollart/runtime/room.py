@@ -9,24 +9,20 @@ it): what it refuses cannot run.
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 import os
-import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rollart.config.explain import FP32_BYTES, parameters_of
-from rollart.config.real import engine_of, model_of
-from rollart.config.schema import CharsTokenizer, LocalWorld, RunConfig, ScratchModel, VllmEngine
+from rollart.config.explain import FP32_BYTES
+from rollart.config.real import engine_of
+from rollart.config.schema import EngineConfig, LocalWorld, RunConfig, VllmEngine
 from rollart.control.weights import VERSIONS_KEPT
-from rollart.core.errors import ClusterError, ConfigError
-from rollart.runtime.gguf_header import header_of
-from rollart.runtime.pretrained import gguf_of, package_of
+from rollart.core.errors import ClusterError
+from rollart.runtime.model_sizes import model_sizes
 
 TRAIN_COPIES = 4
 """fp32 arrays of a parameter's size in a training rank: weights, gradients and AdamW's two moments."""
@@ -34,7 +30,7 @@ PASSING_COPIES = 1
 """In each rank, for a while. At the end of a step a copy of its part of the weights, to tell whether they changed. While it
 publishes all weights, gathered, and in the first rank their buckets, which take the place of the gradients."""
 ENGINE_COPIES = 2
-"""In an engine: what it serves and what it has fetched."""
+"""In the native engine, of its dtype: what it serves and what it has fetched."""
 WORKER_BYTES = 300 << 20
 """Of a worker before it holds anything: the interpreter with torch and transformers (measured: 274 MiB of its own, 312 with
 its part of what is shared)."""
@@ -150,6 +146,8 @@ def saver(part: str, config: RunConfig) -> str:
         return f"world.object_store_mb={config.world.object_store_mb}"
     if part == "engines":
         engine = engine_of(config)
+        if on_device(config):
+            return f"engine.count={engine.count}, or a smaller model"
         cache = f"kv_gb={engine.kv_gb}" if isinstance(engine, VllmEngine) else f"kv_tokens={engine.kv_tokens}"
         return f"engine.count={engine.count}, engine.{cache}, or a smaller model"
     if part == "trainer":
@@ -165,9 +163,8 @@ def memory_parts(config: RunConfig) -> dict[str, int]:
     shape = model_sizes(config)
     weights = FP32_BYTES * shape.parameters
     vllm = isinstance(config.engine, VllmEngine)
-    cache = kv_token_bytes(config) * kv_tokens_of(config)
     trainer = (TRAIN_COPIES + has_reference(config) + PASSING_COPIES * config.trainer.ranks) * weights
-    engines = config.engine.count * (ENGINE_COPIES * weights + cache)
+    engines = config.engine.count * sum(one.n_bytes for one in engine_memory(config) if not one.on_device)
     if not isinstance(config.world, LocalWorld):
         return {
             "trainer": trainer, "engines": engines, "published": VERSIONS_KEPT * weights, "this process": WORKER_BYTES,
@@ -179,6 +176,53 @@ def memory_parts(config: RunConfig) -> dict[str, int]:
         "env hosts": config.envs.hosts * WORKER_BYTES,
         "Ray": RAY_BYTES,
     }
+
+
+class Held(NamedTuple):
+    """A part of what one engine holds when it holds most: while it fetches a version."""
+
+    what: str
+    n_bytes: int
+    how: str
+    on_device: bool = False
+
+
+def engine_memory(config: RunConfig) -> tuple[Held, ...]:
+    """Of one engine, apart from its process. Weights travel in fp32, whatever it computes with."""
+    engine, shape = engine_of(config), model_sizes(config)
+    width, weights = _width(config), FP32_BYTES * shape.parameters
+    tokens = kv_tokens_of(config)
+    apart = on_device(config)
+    cache = Held("KV cache", kv_token_bytes(config) * tokens, f"{tokens} tokens of {engine.dtype}", apart)
+    unpacked = Held("weights in passing", weights, "fp32, as a version was unpacked, until it is laid out")
+    if isinstance(engine, VllmEngine):
+        served = Held("weights", width * shape.parameters, f"served, {engine.dtype}")
+        return (served, unpacked, Held("weights to load", weights, "fp32, a file in shared memory"), cache)
+    held = [Held("weights", ENGINE_COPIES * width * shape.parameters, f"served and fetched, {engine.dtype}", apart)]
+    if width != FP32_BYTES:  # what the cast made is read back while what came in is still there
+        turned = (
+            0
+            if engine.path == "transformers"
+            else width * shape.layers * shape.hidden * (shape.q_width + shape.kv_width)
+        )
+        read = width * shape.parameters if apart else turned
+        held.append(Held("weights read back", read, f"{engine.dtype}, to be compared with what the cast made"))
+    return (*held, unpacked, cache)
+
+
+def on_device(config: RunConfig) -> bool:
+    """Whether engines keep weights and cache on an accelerator."""
+    return isinstance(config.engine, EngineConfig) and config.engine.device != "cpu"
+
+
+def device_bytes(config: RunConfig) -> int:
+    """What all engines together ask of the one device that they share."""
+    return config.engine.count * sum(one.n_bytes for one in engine_memory(config) if one.on_device)
+
+
+def _width(config: RunConfig) -> int:
+    """Bytes of a number in an engine's weights and cache."""
+    return 2 if config.engine.dtype == "bf16" else FP32_BYTES
 
 
 def has_reference(config: RunConfig) -> bool:
@@ -197,80 +241,7 @@ def kv_tokens_of(config: RunConfig) -> int:
 def kv_token_bytes(config: RunConfig) -> int:
     """Of one token, keys and values of all layers, in an engine."""
     shape = model_sizes(config)
-    return (2 if config.engine.dtype == "bf16" else FP32_BYTES) * 2 * shape.layers * shape.kv_width
-
-
-# --- the model's sizes ---------------------------------------------------------------------------------------------------
-
-
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, struct.error)
-"""What reading a foreign model's description may raise."""
-
-
-class ModelSizes(NamedTuple):
-    parameters: int
-    layers: int
-    kv_width: int
-    """Elements of a token's keys in one layer."""
-    hidden: int
-    ffn: int
-    vocabulary: int
-
-
-def model_sizes(config: RunConfig) -> ModelSizes:
-    """Zeros for a folder or file that cannot be read: building the model tells what is wrong with it. Raises ConfigError for a
-    package that is not installed."""
-    model = model_of(config)
-    if isinstance(model, ScratchModel):
-        # of a tokenizer from a folder the size is not known here; its part is left out of an estimate from below
-        vocabulary = len(config.tokenizer.alphabet) + 1 if isinstance(config.tokenizer, CharsTokenizer) else 0
-        width = model.kv_heads * (model.hidden // model.heads)
-        return ModelSizes(parameters_of(model, vocabulary), model.layers, width, model.hidden, model.ffn, vocabulary)
-    try:
-        return sizes_of_path(model.path)
-    except ConfigError:
-        raise
-    except UNREADABLE:
-        return ModelSizes(0, 0, 0, 0, 0, 0)
-
-
-def sizes_of_path(path: str) -> ModelSizes:
-    """Of a model in a folder, or inside a package, which is not converted for it. Raises ConfigError for a package that is not
-    installed, or one of `UNREADABLE`."""
-    package = package_of(path)
-    return _of_folder(Path(path)) if package is None else _of_gguf(gguf_of(package))
-
-
-@functools.cache
-def _of_gguf(path: Path) -> ModelSizes:
-    header = header_of(path)
-    kind = header.facts["general.architecture"]
-    layers, hidden, ffn, heads = (
-        int(header.facts[f"{kind}.{name}"])
-        for name in ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
-    )
-    head = int(header.facts.get(f"{kind}.attention.key_length", hidden // heads))
-    kv_heads = int(header.facts.get(f"{kind}.attention.head_count_kv", heads))
-    return ModelSizes(header.elements, layers, kv_heads * head, hidden, ffn, header.tensors["token_embd.weight"][1])
-
-
-def _of_folder(folder: Path) -> ModelSizes:
-    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    heads = told["num_attention_heads"]
-    head = told.get("head_dim") or told["hidden_size"] // heads
-    parameters = sum(_elements(path) for path in folder.glob("*.safetensors"))
-    return ModelSizes(
-        parameters, told["num_hidden_layers"], (told.get("num_key_value_heads") or heads) * head,
-        told["hidden_size"], told.get("intermediate_size") or 0, told.get("vocab_size") or 0,
-    )  # fmt: skip
-
-
-def _elements(path: Path) -> int:
-    """Elements of all tensors in a safetensors file, from its header: 8 bytes of length, then JSON."""
-    with path.open("rb") as file:
-        length = struct.unpack("<Q", file.read(8))[0]
-        head: Mapping[str, Mapping[str, list[int]]] = json.loads(file.read(length))
-    return sum(math.prod(tensor["shape"]) for name, tensor in head.items() if name != "__metadata__")
+    return _width(config) * 2 * shape.layers * shape.kv_width
 
 
 # --- the machine ---------------------------------------------------------------------------------------------------------

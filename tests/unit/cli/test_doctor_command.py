@@ -15,7 +15,7 @@ from rollart.cli.main import main
 from rollart.core.errors import ConfigError
 from rollart.recipes.registry import resolve
 from rollart.runtime.compiled import WITHOUT_KERNEL, WITHOUT_PASSES
-from rollart.runtime.doctor import machine_findings, output_finding, plan_findings, room_findings
+from rollart.runtime.doctor import Device, machine_findings, output_finding, plan_findings, room_findings
 from rollart.runtime.room import GIB, Machine
 
 SMALL = Machine(
@@ -87,7 +87,7 @@ def test_the_same_is_there_for_machines(capsys: pytest.CaptureFixture[str]) -> N
     data = json.loads(capsys.readouterr().out)
     assert data["good"]
     assert {"area", "what", "found", "will_do", "fix"} == data["findings"][0].keys()
-    assert {"what", "n_bytes", "how", "keys"} == data["memory"][0].keys()
+    assert {"what", "n_bytes", "how", "keys", "place"} == data["memory"][0].keys()
 
 
 def test_missing_packages_are_told_and_refuse_only_a_run_that_needs_them() -> None:
@@ -146,6 +146,20 @@ def test_a_run_that_could_not_start_is_not_called_good(
     said = capsys.readouterr().out
     assert told in said
     assert "what smoke needs is there" not in said
+
+
+def test_what_torch_says_of_devices_decides_where_the_engine_needs_one() -> None:
+    resolved = resolve("smoke", ["engine.device=cuda"])
+    card = Device(name="A card", memory_bytes=64 * GIB)
+
+    def bad(*devices: Device) -> list[str]:
+        findings, parts = doctor.examine(resolved, start_ray=False, look=lambda: devices)
+        assert parts, "the plan is there all the same"
+        return [finding.what for finding in findings if not finding.will_do]
+
+    assert bad() == ["engine.device"]
+    assert bad(card) == []
+    assert bad(Device(name="A small card", memory_bytes=1 << 20)) == ["memory of cuda:0"]
 
 
 def test_a_model_out_of_a_package_needs_what_reads_it() -> None:

@@ -134,6 +134,8 @@ def test_a_task_of_a_recipe_is_tried_as_it_is_configured(run: Run) -> None:
     [
         (["try"], "say what to play: a kind (frozen_lake"),
         (["try", "max_digits"], "did you mean max_digit?"),
+        (["try", "nope"], "no kind of environment has this name; there are: frozen_lake, "),
+        (["try", "nope"], "\nor write your own package.module:Class, or RECIPE/TASK (recipes: "),
         (["try", "first_run"], "name one of its tasks: first_run/frozen_lake, first_run/max_digit"),
         (["try", "first_run/none"], "name one of its tasks"),
         (["try", "frozen_lake", "sides=3"], "did you mean env.side?"),
@@ -159,4 +161,4 @@ def test_a_table_lines_up_and_figures_have_units() -> None:
 def test_a_run_folder_is_not_mistaken_for_a_recipe(run: Run, tmp_path: Path) -> None:
     code, said = run("try", str(tmp_path))
     assert code == 2
-    assert "nor RECIPE/TASK" in said
+    assert "or RECIPE/TASK" in said

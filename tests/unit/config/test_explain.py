@@ -92,6 +92,29 @@ def test_what_may_surprise_is_noted() -> None:
     assert any(line.startswith("tasks.rare: its share is below one group") for line in advisories(rare))
 
 
+def algorithm_notes(*words: str) -> list[str]:
+    notes = advisories(registry.resolve("first_run", words).config)
+    return [line.partition(":")[0] for line in notes if line.startswith("algorithm.")]
+
+
+def test_settings_that_undo_each_other_are_noted() -> None:
+    gspo = ["algorithm.loss.kind=gspo", "algorithm.correction.kind=tis"]
+    assert algorithm_notes(*gspo, "schedule.steps_per_batch=1") == [
+        "algorithm.loss.kind=gspo with schedule.steps_per_batch=1"
+    ]
+    assert algorithm_notes(*gspo, "schedule.steps_per_batch=2") == []
+    half = "algorithm.advantage.kind=dr_grpo"
+    assert algorithm_notes(half) == ["algorithm.advantage.kind=dr_grpo with algorithm.loss.normalize=trajectory"]
+    assert algorithm_notes(half, "algorithm.loss.normalize=constant") == []
+    assert algorithm_notes("dr_grpo") == []
+    drop, pp = "algorithm.zero_variance=drop", "algorithm.advantage.kind=reinforce_pp"
+    assert algorithm_notes(drop, pp) == [drop]
+    assert algorithm_notes(drop, pp, "algorithm.advantage.baseline=batch") == [
+        drop,
+        f"{drop} with algorithm.advantage.baseline=batch",
+    ]
+
+
 def test_a_schedule_is_told_in_the_words_of_its_table() -> None:
     """The table of staleness: bound 0 is synchronous, `paper` has alpha one below the bound, `early` has alpha equal to it."""
     assert schedule_in_words(Schedule(max_staleness=0)).startswith("synchronous")

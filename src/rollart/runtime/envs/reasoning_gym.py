@@ -105,8 +105,9 @@ def dataset(name: str, items: int, data_seed: int, kwargs: str) -> Any:
     """The data set of this name; `kwargs` is JSON. Raises ConfigError when there is none, or it refuses its arguments."""
     known = dataset_names()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        raise ConfigError(f"env.dataset={name!r}: reasoning-gym has no such data set; did you mean {near[0]!r}?")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`rollart envs list reasoning_gym` names them all"
+        raise ConfigError(f"env.dataset={name!r}: reasoning-gym has no such data set; {hint}")
     given = json.loads(kwargs)
     try:
         make = functools.partial(import_reasoning_gym().create_dataset, name, size=items, seed=data_seed, **given)

@@ -49,6 +49,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """As vLLM names them."""
 AGAIN_S = 0.02
 """An abort can overtake the request that it is about, so it is repeated until the request has ended."""
+MOST_UNASKED_ABORTS = 3
+"""Of one turn; beyond them it would go on for ever."""
 CUT_S = 20.0
 """Until everything that was told to end must have ended."""
 DYING_S = 3.0
@@ -249,9 +251,22 @@ class VllmActor(Answering):
             case "length":
                 return "length", None
             case "abort":
-                return ("aborted", None) if row.aborting else None
+                return ("aborted", None) if row.aborting else await self._again(row)
             case _:
                 return "failed", failure("engine", "raised", f"vLLM ended a turn with {finish or 'no reason'}")
+
+    async def _again(self, row: Row) -> tuple[Finish, Failure | None] | None:
+        """None: send the row again. What is under way ends for an apply and for sleep; otherwise a few times, with pauses."""
+        if not self._may_send:
+            return None
+        row.unasked_aborts += 1
+        if row.unasked_aborts > MOST_UNASKED_ABORTS:
+            why = (
+                f"vLLM has aborted this turn {row.unasked_aborts} times and nobody asked for it; is it short of memory?"
+            )
+            return "failed", failure("engine", "raised", why)
+        await asyncio.sleep(AGAIN_S)
+        return None
 
     def _answer(self, row: Row, finish: Finish, why: Failure | None = None) -> None:
         if self._rows.pop(row.request.id, None) is not None:
@@ -331,7 +346,7 @@ class VllmActor(Answering):
         )
 
     async def sleep(self) -> None:
-        """Hold all requests until `wake`. On a CPU vLLM keeps its memory all the same."""
+        """Hold all requests until `wake`. Frees nothing: vLLM keeps its weights and its cache, on a GPU too."""
         self._check_alive()
         self._asleep = True
         await self._cut([row for row in self._rows.values() if row.live])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollart.config.engines import VLLM_MIN_TEMPERATURE
 from rollart.core.errors import failure
 from rollart.core.seeds import seed_of
 from rollart.core.types import (
@@ -53,6 +54,8 @@ class Row:
     prefilled: int = 0
     rebuilt: int = 0
     sends: int = 0
+    unasked_aborts: int = 0
+    """Parts that vLLM ended though nobody had told it to."""
     live: bool = False
     """Sent, and not ended yet."""
     aborting: bool = False
@@ -90,7 +93,11 @@ class Row:
 
     def take(self, version: Version, ids: Sequence[int], logprobs: Sequence[float]) -> Failure | None:
         """Append what was sampled under `version`."""
-        if len(ids) != len(logprobs) or any(one < NO_LOGPROB for one in logprobs):
+        if len(ids) != len(logprobs):
+            why = f"vLLM sent {len(ids)} tokens with {len(logprobs)} log-probabilities; each token needs its own"
+            return failure("engine", "raised", why)
+        # a NaN compares as false with everything
+        if not all(one >= NO_LOGPROB for one in logprobs):
             why = f"logits of version {version} are not finite; look at its weights"
             return failure("engine", "raised", why)
         if ids:
@@ -136,6 +143,12 @@ def refusal(request: TurnRequest, ids: NDArray[np.int32], *, vocab: int, longest
         why = (
             f"top_p={sampling.top_p}, top_k={sampling.top_k}, min_p={sampling.min_p}: vLLM does not return the kept mass, "
             "without which truncated sampling cannot be corrected for; use top_p=1, top_k=0 and min_p=0"
+        )
+        return failure("engine", "refused", why, retryable=False)
+    if 0 < sampling.temperature < VLLM_MIN_TEMPERATURE:
+        why = (
+            f"temperature={sampling.temperature:g}: vLLM would raise it to {VLLM_MIN_TEMPERATURE:g}; use that or more, or 0 "
+            "for greedy"
         )
         return failure("engine", "refused", why, retryable=False)
     return admission.refusal(request, ids, vocab=vocab, row_tokens=longest)

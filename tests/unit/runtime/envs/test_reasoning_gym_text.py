@@ -126,6 +126,7 @@ def test_equal_questions_are_one_problem_and_a_seed_counts_modulo_the_items() ->
     ("fields", "message"),
     [
         ({"dataset": "chain_sums"}, "did you mean 'chain_sum'"),
+        ({"dataset": "nope"}, "no such data set; `rollart envs list reasoning_gym` names them all"),
         ({"dataset": "chain_sum", "kwargs": {"min_termz": 2}}, "min_termz"),
         ({"dataset": "composite"}, "Must specify at least one dataset"),
     ],

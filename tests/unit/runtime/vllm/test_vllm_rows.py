@@ -45,9 +45,18 @@ def test_spans_follow_the_versions_and_hold_no_empty_one() -> None:
 
 def test_a_log_probability_that_is_none_is_a_failure() -> None:
     row = Row.of(request(), Computed())
-    why = row.take(1, [5], [-9999.0])
+    for nothing in (-9999.0, float("nan")):
+        why = row.take(1, [5], [nothing])
+        assert why is not None
+        assert "not finite" in why.detail
+    assert not row.ids
+
+
+def test_tokens_without_a_log_probability_each_are_told_as_such() -> None:
+    row = Row.of(request(), Computed())
+    why = row.take(1, [5, 6], [-1.0])
     assert why is not None
-    assert "not finite" in why.detail
+    assert "2 tokens with 1 log-probabilities" in why.detail
     assert not row.ids
 
 
@@ -79,6 +88,7 @@ def test_a_part_that_was_ended_before_its_first_token_costs_nothing() -> None:
         (request(60), "token ids from 0 to 59"),
         (request(sampling=Sampling(top_p=0.9)), "does not return the kept mass"),
         (request(sampling=Sampling(stop_ids=(50,))), "stop_ids"),
+        (request(sampling=Sampling(temperature=0.005)), "vLLM would raise it to 0.01"),
     ],
 )
 def test_what_the_server_could_not_serve_or_would_die_of_is_refused(asked: TurnRequest, told: str) -> None:
@@ -87,6 +97,12 @@ def test_what_the_server_could_not_serve_or_would_die_of_is_refused(asked: TurnR
     assert why is not None
     assert told in why.detail
     assert not why.retryable
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0])
+def test_greedy_and_temperatures_that_the_server_takes_as_they_are_are_served(temperature: float) -> None:
+    asked = request(sampling=Sampling(temperature=temperature))
+    assert refusal(asked, np.arange(40, dtype=np.int32), vocab=50, longest=100) is None
 
 
 def test_versions_that_a_request_may_be_sampled_under() -> None:
