@@ -96,7 +96,7 @@ class Ours:
         core, turn_of = self._core, [0] * work.rows
         contexts = [Segment(pieces=(_piece(prompt),)) for prompt in work.prompts]
         started = time.perf_counter()
-        core.submit([self._request(work, row, 0, contexts[row]) for row in range(work.rows)])
+        core.submit([request(work, self._run, row, 0, contexts[row]) for row in range(work.rows)])
         while core.has_work:
             following = []
             for id_, answer in core.step():
@@ -108,18 +108,24 @@ class Ours:
                     continue
                 context = contexts[row].extended(answer.tokens).extended(_piece(work.observations[row][turn]))
                 contexts[row] = Segment(pieces=(_piece(ids_of(context)),))
-                following.append(self._request(work, row, turn, contexts[row]))
+                following.append(request(work, self._run, row, turn, contexts[row]))
             core.submit(following)
         seconds = time.perf_counter() - started
         assert turn_of == [work.new.shape[1]] * work.rows
         return seconds
 
-    def _request(self, work: Workload, row: int, turn: int, context: Segment) -> TurnRequest:
-        traj = TrajId(f"run{self._run}/{row // work.group}/{row}")
-        return TurnRequest(
-            id=RequestId(traj, 0, turn, 0), model="policy", purpose="train", domain="bench", context=context,
-            max_tokens=int(work.new[row, turn]), sampling=Sampling(seed=row),
-        )  # fmt: skip
+
+def request(work: Workload, run: int, row: int, turn: int, context: Segment) -> TurnRequest:
+    """A row's turn; `run` keeps one run's trajectories apart from another's."""
+    traj = TrajId(f"run{run}/{row // work.group}/{row}")
+    return TurnRequest(
+        id=RequestId(traj, 0, turn, 0), model="policy", purpose="train", domain="bench", context=context,
+        max_tokens=int(work.new[row, turn]), sampling=Sampling(seed=row),
+    )  # fmt: skip
+
+
+def first_turns(work: Workload, run: int) -> list[TurnRequest]:
+    return [request(work, run, row, 0, Segment(pieces=(_piece(ids),))) for row, ids in enumerate(work.prompts)]
 
 
 def bare(config: Any, weights: Mapping[str, Tensor]) -> Side:
@@ -143,7 +149,8 @@ def bare(config: Any, weights: Mapping[str, Tensor]) -> Side:
 
 def generate(model: Any, cache_kind: str, *, reuse: bool) -> Side:
     """transformers' `generate`, a batch a turn. `reuse`: one cache through all turns (lockstep workloads only); otherwise
-    contexts are padded on the left and computed again each turn. No log-probabilities are asked for."""
+    contexts are padded on the left and computed again each turn. No log-probabilities are asked for. Ids and mask go to the
+    model's device: where they are is where transformers samples, and logits would follow them to the host at each step."""
 
     def run(work: Workload) -> float:
         contexts = [torch.from_numpy(prompt).long() for prompt in work.prompts]
@@ -159,12 +166,13 @@ def generate(model: Any, cache_kind: str, *, reuse: bool) -> Side:
             longest = max(map(len, contexts))
             batch = torch.stack([torch.nn.functional.pad(c, (longest - len(c), 0)) for c in contexts])
             mask = torch.stack([torch.nn.functional.pad(torch.ones_like(c), (longest - len(c), 0)) for c in contexts])
+            batch, mask = batch.to(model.device), mask.to(model.device)
             how = {"past_key_values": kept} if reuse else {"cache_implementation": cache_kind}
             most = int(work.new[:, turn].max())
             out = model.generate(
                 batch, attention_mask=mask, max_new_tokens=most, min_new_tokens=most, do_sample=True, top_k=0, top_p=1.0,
                 temperature=1.0, pad_token_id=0, **how,
-            )  # fmt: skip
+            ).cpu()  # fmt: skip
             contexts = [
                 torch.cat([context, out[row, longest : longest + int(work.new[row, turn])]])
                 for row, context in enumerate(contexts)

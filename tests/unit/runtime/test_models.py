@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTJConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from rollart.config.schema import PretrainedModel, ScratchModel
 from rollart.core.errors import ConfigError
+from rollart.runtime.definition import attention_of
 from rollart.runtime.models import build_model, hf_config, named_weights, weights_folder
 from rollart.runtime.trainer.policy import Policy
 from rollart.runtime.trainer.rows import Row, pad
@@ -68,9 +78,10 @@ def test_folders_that_cannot_be_trained_are_refused_with_the_reason(tmp_path: Pa
     spec = PretrainedModel(kind="pretrained", path=str(tmp_path))
     with pytest.raises(ConfigError, match=r"no config.json there"):
         hf_config(spec, 8)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(ConfigError, match=r"family 'gpt2' is not supported; use one of \['llama', 'qwen2', 'qwen3'\]"):
-        hf_config(spec, 8)
+    for family, near in (("gpt_neo_x", "gpt_neox"), ("t5", "llama"), (None, "llama")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+        with pytest.raises(ConfigError, match=f"'{family}' is no causal language model .*; use for instance '{near}'"):
+            hf_config(spec, 8)
     hf_config(SMALL, 31).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="the model has 31 token ids, the tokenizer 32"):
         hf_config(spec, 32)
@@ -90,17 +101,16 @@ def rope(kind: str, **more: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (LlamaConfig(**SIZES, hidden_act="gelu"), "hidden_act=gelu .*; use a model with silu"),
-        (Qwen3Config(**SIZES, hidden_act="relu"), "hidden_act=relu .*; use a model with silu"),
         (
             LlamaConfig(**SIZES, rope_parameters=rope("dynamic")),
             "rope_type=dynamic .*; use a model with default, linear, llama3, yarn",
         ),
         (
-            LlamaConfig(**SIZES, rope_parameters=rope("linear", partial_rotary_factor=0.5)),
-            "partial_rotary_factor=0.5 .* 1",
+            Gemma3TextConfig(
+                **SIZES, rope_parameters={"full_attention": rope("dynamic"), "sliding_attention": rope("default")}
+            ),
+            "rope_type=dynamic .*; use a model with default, linear, llama3, yarn",
         ),
-        (Qwen2Config(**SIZES, **SLIDING), "layer_types=sliding_attention .*; use a model with full_attention"),
     ],
 )
 def test_what_the_trainer_would_compute_otherwise_is_refused_when_the_model_is_read(
@@ -135,8 +145,20 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
         ),
         LlamaConfig(**SIZES, rope_parameters=rope("yarn", original_max_position_embeddings=16)),
         Qwen3Config(**SIZES, head_dim=8, attention_bias=True),
+        Qwen3Config(**SIZES, hidden_act="relu"),
+        Qwen2Config(**SIZES, **SLIDING),
+        GPTNeoXConfig(**SIZES),
     ],
-    ids=["biases", "linear", "llama3", "yarn", "qwen3 biases"],
+    ids=[
+        "biases",
+        "linear",
+        "llama3",
+        "yarn",
+        "qwen3 biases",
+        "another activation",
+        "sliding layers",
+        "another family",
+    ],
 )
 def test_what_is_not_refused_is_trained_as_its_definition_says(config: PretrainedConfig, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
@@ -158,3 +180,13 @@ def test_what_is_not_refused_is_trained_as_its_definition_says(config: Pretraine
         torch.autograd.grad(found.sum(), parameters), torch.autograd.grad(expected.sum(), parameters), strict=True
     ):
         assert torch.allclose(one, other, atol=1e-4 * float(other.abs().max()) + 1e-7)
+
+
+def test_scores_that_are_capped_or_without_sdpa_are_computed_by_the_plain_attention() -> None:
+    made = [
+        LlamaConfig(**SIZES),
+        Gemma2Config(**SIZES),
+        Gemma2Config(**SIZES, attn_logit_softcapping=None),
+        GPTJConfig(),
+    ]
+    assert [attention_of(config) for config in made] == ["sdpa", "eager", "sdpa", "eager"]

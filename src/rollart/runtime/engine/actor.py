@@ -2,7 +2,8 @@
 
 Invariant: a command never interrupts a step, and no step runs while weights are applied; so a command waits for one step
 at most (RollArt M3), and live requests stand still exactly as long as `Applied.exposed_s` says: new weights are unpacked in
-a thread and laid out in pieces between steps.
+a thread and laid out in pieces between steps, and once they are served large ones are hashed in a thread beside the steps.
+While they are, no other version is served, so nothing is written where they lie: fetching writes beside what is served.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PROGRESS_S = 0.1
 """An engine answers at least this often: control aborts what can no longer be trained by what it knows of live requests."""
 PIECE_BYTES = 16 << 20
-"""Of new weights, laid out between two steps: a few milliseconds of copying, less than a step."""
+"""Of new weights, laid out between two steps: a few milliseconds of copying, less than a step. Weights of no more are also
+hashed between two steps: a thread would cost as much."""
 
 
 class Forget(NamedTuple):
@@ -115,7 +117,8 @@ class EngineActor(Answering):
         self._held: Version = -1
         self._cast: tuple[str, str] | None = None
         """Digests of the held version as it was handed over and as it was laid out; None where the two are the same."""
-        self._prefetching = asyncio.Lock()
+        self._held_bytes = 0
+        self._prefetching, self._swapping = asyncio.Lock(), asyncio.Lock()
         self._stepping: asyncio.Task[None] | None = None
         self._step_cpu_s = 0.0
 
@@ -204,7 +207,7 @@ class EngineActor(Answering):
             for piece in _pieces(tensors):
                 self._core.stage(manifest.version, piece)
                 await asyncio.sleep(0)
-            self._cast = None
+            self._cast, self._held_bytes = None, sum(tensor.nbytes for tensor in tensors.values())
             if any(tensor.dtype != self._core.dtype for tensor in tensors.values()):
                 handed = await asyncio.to_thread(fingerprint, tensors)
                 self._cast = handed, await asyncio.to_thread(self._core.staged_fingerprint)
@@ -223,34 +226,42 @@ class EngineActor(Answering):
                     await self._ended.wait()
             except TimeoutError:
                 break
-        started = time.monotonic()
-        live = self._core.live_count
-        # nothing here awaits, so no step comes in between
-        self._collect(self._core.abort_pinned())
-        self._collect(self._core.apply(version, kept=kept))
-        digest = self._served_digest()
-        self._work.set()
-        exposed_s = time.monotonic() - started if live else 0.0
-        return Applied(fingerprint=Fingerprint(digest=digest), exposed_s=exposed_s, live_requests=live)
-
-    def _served_digest(self) -> str:
-        """The fingerprint of what is served, from the memory that the forward pass reads.
-
-        Where the engine's dtype is the trainer's this is the digest of that memory. Where tensors were cast it is the digest
-        of what was handed over, provided that the memory is bit for bit what the cast had made of it; otherwise the memory's
-        own, which no trainer has published. So a flipped bit is found either way.
-        """
-        live, (handed, laid_out) = self._core.fingerprint(), self._cast or ("", "")
-        return handed if live == laid_out else live
+        async with self._swapping:
+            cast, aside = self._cast, self._held_bytes > PIECE_BYTES
+            started = time.monotonic()
+            live = self._core.live_count
+            # nothing here awaits, so no step comes in between
+            self._collect(self._core.abort_pinned())
+            self._collect(self._core.apply(version, kept=kept))
+            digest = "" if aside else self._core.fingerprint()
+            self._work.set()
+            exposed_s = time.monotonic() - started if live else 0.0
+            if aside:
+                digest = await asyncio.to_thread(self._core.fingerprint)
+        known = Fingerprint(digest=_handed(digest, cast))
+        return Applied(fingerprint=known, exposed_s=exposed_s, live_requests=live)
 
     async def sleep(self) -> None:
         """Give memory back between two steps; requests are held until `wake`."""
-        self._core.sleep()
+        async with self._swapping:
+            self._core.sleep()
         self._work.set()
 
     async def wake(self) -> None:
-        self._core.wake()
+        async with self._swapping:
+            self._core.wake()
         self._work.set()
+
+
+def _handed(live: str, cast: tuple[str, str] | None) -> str:
+    """The fingerprint of what is served, given that of the memory that the forward pass reads.
+
+    Where the engine's dtype is the trainer's this is the digest of that memory. Where tensors were cast it is the digest
+    of what was handed over, provided that the memory is bit for bit what the cast had made of it; otherwise the memory's
+    own, which no trainer has published. So a flipped bit is found either way.
+    """
+    handed, laid_out = cast or ("", "")
+    return handed if live == laid_out else live
 
 
 def _device(wanted: str) -> torch.device:

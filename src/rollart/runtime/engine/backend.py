@@ -57,6 +57,9 @@ def backend_for(
     Raises EngineError for a model that the chosen path, or neither of the two, can run, and where the kernel is required and
     cannot be had; the message names what is in the way.
     """
+    if device.type == "cuda":
+        # cuDNN's attention plans anew for every length, and here nearly every step has one of its own
+        torch.backends.cuda.enable_cudnn_sdp(False)
     backend = _backend_for(hf_config, path, dtype, device, native)
     if native == "required" and backend.decoding.kernel is None:
         raise EngineError(f"engine.native=required, but {backend.decoding.why}; mend that, or use engine.native=auto")

@@ -20,6 +20,8 @@ from torch import Tensor
 from rollart.runtime.engine.shape import Sizes
 
 Ints = NDArray[np.int64]
+CAPACITY_UNIT = 64
+"""A slot's capacity is a multiple of this many tokens: few repacks, little waste."""
 
 
 class KVCache:
@@ -79,6 +81,11 @@ class KVCache:
         if isinstance(rows, slice):
             return keys[rows], values[rows]
         return keys.index_select(0, rows), values.index_select(0, rows)
+
+
+def rounded(tokens: int) -> int:
+    """The smallest capacity that holds so many."""
+    return -(-tokens // CAPACITY_UNIT) * CAPACITY_UNIT
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -37,16 +37,14 @@ from rollart.runtime.engine import books
 from rollart.runtime.engine.admission import WaitingRoom, refusal
 from rollart.runtime.engine.backend import Path, backend_for
 from rollart.runtime.engine.batch import Batch, Layout, pack
-from rollart.runtime.engine.cache import Ints, KVCache
-from rollart.runtime.engine.named_weights import NamedWeights
+from rollart.runtime.engine.cache import CAPACITY_UNIT, Ints, KVCache, rounded
+from rollart.runtime.engine.named_weights import NamedWeights, whole
 from rollart.runtime.engine.sampler import draw
 from rollart.runtime.engine.slots import Row, SlotKey, SlotTable
 from rollart.runtime.engine.steps import next_step, take_over
 from rollart.runtime.payload import TokenPayload, ids_of
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
-CAPACITY_UNIT = 64
-"""A slot's capacity is a multiple of this many tokens: few repacks, little waste."""
 CAPACITY_GROWTH = 1.5
 """Capacity grows by half at least, so that a sequence of n tokens is moved O(log n) times."""
 
@@ -129,12 +127,7 @@ class EngineCore:
         """
         if self._weights is not None and version <= self.version:
             raise EngineError(f"version {version} cannot follow version {self.version}: version numbers only rise")
-        if self._staged is None or self._staged[0] != version:
-            have = None if self._staged is None else self._staged[0]
-            raise EngineError(f"version {version} is not staged (staged: {have}); stage all of its tensors first")
-        missing = self._staged[1].missing
-        if missing:
-            raise EngineError(f"version {version} lacks {len(missing)} tensors, among them {min(missing)!r}")
+        new = whole(self._staged, version)
         if self._weights is not None and self.pinned_live():
             raise EngineError(
                 f"requests pinned to version {self.version} are in the engine; let them end or call abort_pinned first"
@@ -143,7 +136,7 @@ class EngineCore:
         aborted = [self._answer(row, "aborted") for row in sampling] if kept == "abort" else []
         for slot in self._table.live():
             self._row(slot).close_span(int(self._table.length[slot] - self._table.n_context[slot]), self.version)
-        self._weights, self._spare, self._staged = self._staged[1], None if self.asleep else self._weights, None
+        self._weights, self._spare, self._staged = new, None if self.asleep else self._weights, None
         self.version = version
         self._table.invalidate()
         for row, why in self._waiting.sort_again(version):
@@ -227,18 +220,25 @@ class EngineCore:
     # --- memory ---------------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Give back the cache, and the weights that are neither served nor staged. Requests are held until `wake`, what they
-        have sampled is kept; aborts are answered. Idempotent."""
+        """Give back the cache, and the weights that are neither served nor staged; those that are leave a GPU for the host's
+        memory. Requests are held until `wake`, what they have sampled is kept; aborts are answered. Idempotent.
+
+        A version that is staged while it sleeps takes memory of the device again."""
         for slot in self._table.live():
             self._preempt(self._row(slot))
         self._cache.repack(self._table.repack(0, 0), 0, 0)
         self._spare = None
         self.asleep = True
         if self._device.type == "cuda":
+            for weights in self._kept_weights():
+                weights.put_away()
             torch.cuda.empty_cache()
 
+    @torch.inference_mode()
     def wake(self) -> None:
         """Go on: held requests are admitted again and their cache is rebuilt. Idempotent."""
+        for weights in self._kept_weights():
+            weights.bring_back()
         self.asleep = False
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class EngineCore:
         else:
             # All slots are live. Shorter ones are more, if nobody needs the length; a unit to spare, or it is lost again.
             longest = max(need, int(table.length.max()) + 1)
-            capacity = min(_rounded(longest + CAPACITY_UNIT), self._row_tokens)
+            capacity = min(rounded(longest + CAPACITY_UNIT), self._row_tokens)
             if capacity * 2 > table.capacity:
                 return False
         if self._kv_tokens // capacity <= table.n_live:
@@ -376,8 +376,8 @@ class EngineCore:
 
     def _capacity_for(self, need: int, rows: int) -> int:
         """Tokens per slot: with room to grow if `rows` rows fit so, else just `need`."""
-        tight = min(_rounded(need), self._row_tokens)
-        generous = min(max(tight, _rounded(int(self._table.capacity * CAPACITY_GROWTH))), self._row_tokens)
+        tight = min(rounded(need), self._row_tokens)
+        generous = min(max(tight, rounded(int(self._table.capacity * CAPACITY_GROWTH))), self._row_tokens)
         return generous if self._kv_tokens // generous >= rows else tight
 
     def _repack(self, capacity: int) -> None:
@@ -389,11 +389,10 @@ class EngineCore:
         assert row is not None
         return row
 
+    def _kept_weights(self) -> list[NamedWeights]:
+        return [one for one in (self._weights, self._staged[1] if self._staged else None) if one is not None]
+
     def _live_weights(self) -> NamedWeights:
         if self._weights is None:
             raise EngineError("no weights are loaded; call load first")
         return self._weights
-
-
-def _rounded(tokens: int) -> int:
-    return -(-tokens // CAPACITY_UNIT) * CAPACITY_UNIT

@@ -14,15 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from rollart.core.errors import EngineError
+from rollart.runtime.definition import attention_of
 from rollart.runtime.engine.batch import Batch, Group
 from rollart.runtime.engine.cache import KVCache
 from rollart.runtime.engine.named_weights import NamedWeights
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+NEEDED = ("vocab_size", "num_hidden_layers", "max_position_embeddings")
+"""Of a configuration, under these names or as it maps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,36 +40,65 @@ class HFSizes:
 
 
 def sizes_of(config: Any) -> HFSizes:
-    """What the model of a transformers configuration keeps per token, found by running it on no memory (device `meta`).
+    """What the model of a transformers configuration keeps per token, found by running it on no memory (device `meta`) with
+    the arguments of `HFDecoder`: a prompt of two tokens, then one more.
 
     Raises EngineError for a model that this engine's cache cannot hold, or whose attention masks it does not know.
     """
     kind = getattr(config, "model_type", None)
     _check_masks(config)
+    lacking = [name for name in NEEDED if not isinstance(getattr(config, name, None), int)]
+    if lacking:
+        raise EngineError(
+            f"model_type={kind!r} has no {' and no '.join(lacking)} in its configuration; this engine runs models that say "
+            f"{', '.join(NEEDED)}"
+        )
     try:
-        with torch.device("meta"):
-            model = _build(config, torch.float32)
-            cache = DynamicCache()
-            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        kept, state = _tried(config)
     # boundary: foreign model code; whatever it raises, the answer is that this engine cannot run it
     except Exception as error:
         raise EngineError(
             f"model_type={kind!r} does not run as a causal language model with a cache: {error}"
         ) from error
-    parts = [getattr(layer, which, None) for layer in cache.layers for which in ("keys", "values")]
-    kept = {tuple(part.shape[1:]) for part in parts if part is not None}
-    if len(kept) != 1 or len(cache.layers) != config.num_hidden_layers or len(shape := next(iter(kept))) != 3:
+    sizes = set(kept.values())
+    if len(sizes) != 1 or len(kept) != config.num_hidden_layers:
         raise EngineError(
-            f"model_type={kind!r} keeps {sorted(kept)} over {len(cache.layers)} of {config.num_hidden_layers} layers; this "
+            f"model_type={kind!r} keeps {sorted(sizes)} over {len(kept)} of {config.num_hidden_layers} layers; this "
             "engine holds models whose layers all keep keys and values of one size"
         )
+    if state:
+        raise EngineError(
+            f"model_type={kind!r} has {len(state)} tensors in its state that are no parameters, among them {min(state)!r}; "
+            "they do not travel with the weights"
+        )
+    heads, head_dim = sizes.pop()
     return HFSizes(
-        layers=len(cache.layers),
-        kv_heads=shape[0],
-        head_dim=shape[2],
+        layers=len(kept),
+        kv_heads=heads,
+        head_dim=head_dim,
         vocab=config.vocab_size,
         max_positions=config.max_position_embeddings,
     )
+
+
+def _tried(config: Any) -> tuple[dict[int, tuple[int, int]], set[str]]:
+    """Heads and their size of what each layer keeps; names in the state that are not those of parameters."""
+    with torch.device("meta"):
+        model = _build(config, torch.float32)
+        cache, window = _TriedCache(), _window(config)
+        keeps = {"logits_to_keep": torch.arange(1)} if _keeps_logits(model) else {}
+        for past, width in ((0, 2), (2, 1)):
+            mask = torch.zeros(1, 1, width, past + width)
+            model(
+                input_ids=torch.zeros(1, width, dtype=torch.int64),
+                position_ids=torch.arange(past, past + width)[None],
+                attention_mask=mask if window is None else {FULL: mask, SLIDING: mask},
+                past_key_values=cache,
+                use_cache=True,
+                **keeps,
+            )
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return cache.kept, model.state_dict().keys() - parameters.keys()
 
 
 class ModuleWeights(NamedWeights):
@@ -76,7 +108,7 @@ class ModuleWeights(NamedWeights):
         super().__init__(str(config.model_type), dtype)
         module: nn.Module = _build(config, dtype)
         self.model = module.to(device)
-        self.keeps_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        self.keeps_logits = _keeps_logits(self.model)
         """Whether the model can leave out logits that nobody wants."""
         where = {}
         for name, parameter in self.model.named_parameters():
@@ -94,7 +126,7 @@ class HFDecoder:
     def __init__(self, config: Any, stairs: Tensor) -> None:
         """`stairs`: the staircase that masks are cut from."""
         self._stairs = stairs
-        self._window: int | None = getattr(config, "sliding_window", None) if _slides(config) else None
+        self._window = _window(config)
 
     def forward(self, weights: ModuleWeights, cache: KVCache, batch: Batch) -> Tensor | None:
         """Write keys and values of all tokens; logits (complete rows, vocab), or None when no row is complete."""
@@ -169,11 +201,34 @@ class SlotCache(Cache):
         return self._group.reach - self._group.width
 
 
+class _TriedCache(Cache):
+    """What a model sees of `SlotCache`; notes what it is given to keep."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.kept: dict[int, tuple[int, int]] = {}
+        """Layer -> (heads, size of a head)."""
+        self._parts: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        if key_states.shape != value_states.shape:
+            raise EngineError(f"keys of {tuple(key_states.shape[1:])} and values of {tuple(value_states.shape[1:])}")
+        _, heads, _, head_dim = key_states.shape
+        self.kept[layer_idx] = heads, head_dim
+        given, before = (key_states, value_states), self._parts.get(layer_idx)
+        parts = given if before is None else tuple(torch.cat(both, 2) for both in zip(before, given, strict=True))
+        self._parts[layer_idx] = (parts[0], parts[1])
+        return parts
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._parts[layer_idx][0].shape[2] if layer_idx in self._parts else 0
+
+
 def _build(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters that hold anything, buffers computed."""
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=dtype, attn_implementation="sdpa"
+            config, dtype=dtype, attn_implementation=attention_of(config)
         )
     model.tie_weights()
     model.train(mode=False)
@@ -181,19 +236,26 @@ def _build(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _slides(config: Any) -> bool:
-    return SLIDING in (getattr(config, "layer_types", None) or ())
+def _keeps_logits(model: nn.Module) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def _window(config: Any) -> int | None:
+    """Tokens that a sliding layer looks back over; None: no layer slides."""
+    slides = SLIDING in (getattr(config, "layer_types", None) or ())
+    window: int | None = getattr(config, "sliding_window", None) if slides else None
+    return window
 
 
 def _check_masks(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None)
+    window, most = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
     if kinds - {FULL, SLIDING}:
         raise EngineError(
             f"{config.model_type} model with layer_types {sorted(kinds)}: this engine knows {FULL} and {SLIDING}"
         )
-    if not kinds and window is not None and window < config.max_position_embeddings:
+    if not kinds and window is not None and most is not None and window < most:
         raise EngineError(
             f"{config.model_type} model with sliding_window={window} and no layer_types: this engine cannot tell which "
-            f"layers slide; set sliding_window to None or to {config.max_position_embeddings} or more"
+            f"layers slide; set sliding_window to None or to {most} or more"
         )

@@ -148,7 +148,7 @@ class RemoteEngine:
         raise EngineError("this engine takes no limits while it runs: set engine.max_live and engine.kv_tokens")
 
     async def sleep(self) -> None:
-        """Its cache is given back, requests are held, also those that come; the served weights stay."""
+        """Its cache is given back, requests are held, also those that come; the served weights leave a GPU for the host."""
         _done(await call("engine", self._actor.sleep.remote()))
 
     async def wake(self, degrees: Degrees | None = None) -> None:

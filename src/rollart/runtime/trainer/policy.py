@@ -4,6 +4,7 @@ Owns the forward pass. Invariant: it computes what `transformers` computes for t
 token depends on is left out: padding, prompts that were computed for another row already, logits of positions that predict
 no trained token, and in the last layer, where few tokens are trained, everything but keys and values of the others
 (`packing`). The layers' arithmetic is in `blocks`; of the transformers model itself only parameters and rotations are used.
+Models that `blocks` do not compute go through their own definition (`general`), which leaves nothing out.
 The logits are never kept: they are made chunk by chunk and made again in the backward pass, so the largest tensor of big
 vocabularies does not exist, and the entropy of a chunk can be read off at no peak memory.
 """
@@ -19,6 +20,8 @@ from transformers import PreTrainedModel
 
 from rollart.core.errors import TrainerError
 from rollart.runtime.compiled import Wanted
+from rollart.runtime.models import beyond_blocks
+from rollart.runtime.trainer import general
 from rollart.runtime.trainer.blocks import Block, norm, turns_of
 from rollart.runtime.trainer.kernels import Kernels, kernels_for
 from rollart.runtime.trainer.packing import pack
@@ -29,23 +32,31 @@ LOGIT_CHUNK_BYTES = 16 << 20
 
 
 class Policy(nn.Module):
-    """A transformers model of the Llama family, called for the log-probabilities of given tokens."""
+    """A causal language model of transformers, called for the log-probabilities of given tokens."""
 
     def __init__(self, model: PreTrainedModel, native: Wanted = "auto") -> None:
         """`native`: whether layers are computed by the kernels of `kernels`. Raises TrainerError where they are required and
-        cannot be had."""
+        cannot be had, and for a model whose definition is no causal one."""
         super().__init__()
-        weight: torch.Tensor = model.model.embed_tokens.weight
-        self.found = kernels_for(weight.dtype, weight.device, native)
+        weight = next(model.parameters())
+        beyond = beyond_blocks(model.config)
+        self.found = general.no_kernels(beyond) if beyond else kernels_for(weight.dtype, weight.device, native)
         if native == "required" and self.found.kernel is None:
             raise TrainerError(f"trainer.native=required, but {self.found.why}; mend that, or use trainer.native=auto")
         self.hf = model
-        self.blocks = nn.ModuleList(Block(layer, self.found.kernel) for layer in model.model.layers)
+        layers = [] if beyond else model.model.layers
+        self.blocks = nn.ModuleList(Block(layer, self.found.kernel) for layer in layers)
+        """None where the model goes through its definition."""
+        if beyond:
+            general.check_causal(model)
         self.computed_tokens = 0
         """Of the last pass."""
 
     def forward(self, rows: Rows, temperature: float, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """`logprobs` (N,) of `rows.targets` at the sampling temperature, with gradient; and the summed entropy, without."""
+        if not len(self.blocks):
+            self.computed_tokens = rows.ids.numel()
+            return general.logprobs(self.hf, rows, temperature, with_entropy)
         base = self.hf.model
         weight = base.embed_tokens.weight
         by_kernels = self.found.kernel is not None and weight.dtype == torch.float32 and weight.device.type == "cpu"

@@ -19,6 +19,7 @@ import torch
 from rollart.config.schema import EngineConfig, ScratchModel
 from rollart.core.errors import EngineError
 from rollart.core.types import EngineBook, Failure, Generation, Live, RequestId, TrajId, Version
+from rollart.runtime.encoding import decoded
 from rollart.runtime.engine.actor import PIECE_BYTES, EngineActor, EnginePoll, _pieces
 from rollart.runtime.models import build_model, hf_config, named_weights
 from rollart.runtime.weights import fingerprint, manifest, pack
@@ -104,6 +105,41 @@ def test_an_fp32_trainers_weights_are_cast_and_the_fingerprint_is_of_what_was_ha
         assert await _applied(actor, 3) == fingerprint(rounded), "bitwise where nothing is cast"
 
     asyncio.run(main())
+
+
+def test_steps_go_on_while_large_weights_are_hashed_and_nothing_is_written_over_them() -> None:
+    large = ScratchModel(layers=1, hidden=512, heads=8, kv_heads=8, ffn=2048, max_positions=32)
+    release = threading.Event()
+
+    async def main() -> None:
+        actor = EngineActor(large, VOCAB, EngineConfig(max_live=4, kv_tokens=64))
+        await actor.start()
+        tensors = named_weights(build_model(hf_config(large, VOCAB), seed=0))
+        index, buckets = pack(tensors, PIECE_BYTES)
+        await actor.prefetch(manifest(0, index, buckets, "not looked at"))
+        aside = ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(aside)
+        aside.submit(release.wait)  # the hash waits behind it
+        applying = asyncio.create_task(actor.apply(0, "rebuild", 0.0))
+        await actor.submit(pickle.dumps([cases.request("t", [1, 2], max_tokens=3)]))
+        answers: tuple[tuple[RequestId, Generation], ...] = ()
+        while not answers:
+            answers = decoded(await actor.poll(1.0)).answers
+        ((_, answer),) = answers
+        assert [(span.version, span.n_tokens) for span in answer.tokens.spans] == [(0, 3)]
+        sleeping = asyncio.create_task(actor.sleep())
+        await asyncio.sleep(0)
+        assert (applying.done(), actor._core.asleep) == (False, False)
+        release.set()
+        assert (await applying).fingerprint.digest == fingerprint(tensors)
+        await sleeping
+        assert actor._core.asleep
+        actor.end()
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 60.0))
+    finally:
+        release.set()
 
 
 def _flip_a_bit(actor: EngineActor) -> None:

@@ -12,12 +12,16 @@ import torch
 from engine_cases import by_traj, config, engine, ids, logprobs, one, random_ids, request, run, trainer_logprobs
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
     Gemma2Config,
     GemmaConfig,
     GPT2Config,
+    GPTJConfig,
     GPTNeoXConfig,
     MambaConfig,
     MistralConfig,
+    OPTConfig,
     PhiConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -25,6 +29,7 @@ from transformers import (
 
 from rollart.core.errors import EngineError
 from rollart.core.types import Generation
+from rollart.runtime.definition import attention_of
 from rollart.runtime.engine.backend import backend_for
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import named_weights
@@ -41,6 +46,9 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "gpt2": lambda: GPT2Config(**GPT2),
     "gemma": lambda: GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8),
     "gemma2": lambda: Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=12),
+    "gptj": lambda: GPTJConfig(**GPT2, rotary_dim=4),
+    "opt": lambda: OPTConfig(**{**SIZES, "pad_token_id": 1}, ffn_dim=64, word_embed_proj_dim=32),
+    "falcon": lambda: FalconConfig(**SIZES, alibi=False),
     "phi": lambda: PhiConfig(**SIZES),
     "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
     "mistral": lambda: MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None),
@@ -53,7 +61,7 @@ CLOSE = 1e-5
 def policy(family: str, seed: int = 1) -> PreTrainedModel:
     """Random in every parameter, without dropout."""
     made: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        FAMILIES[family](), attn_implementation="sdpa"
+        FAMILIES[family](), attn_implementation=attention_of(FAMILIES[family]())
     ).eval()
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -130,6 +138,17 @@ def test_auto_takes_the_fast_path_where_it_can() -> None:
         (GPT2Config(**GPT2), "fast", "model_type='gpt2' is not supported.*engine.path=auto"),
         (MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=12), "auto", "sliding_window=12"),
         (MambaConfig(vocab_size=48, hidden_size=32, num_hidden_layers=2), "auto", "mamba model with layer_types"),
+        # its alibi takes no 4-D mask, and says so in a step only
+        (
+            FalconConfig(**SIZES, alibi=True),
+            "auto",
+            "model_type='falcon' does not run as a causal language model with a cache",
+        ),
+        (
+            BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4),
+            "auto",
+            "model_type='bloom' has no max_position_embeddings in its configuration",
+        ),
     ],
 )
 def test_a_model_that_neither_path_can_run_is_refused_by_name(made: PretrainedConfig, path: Any, why: str) -> None:

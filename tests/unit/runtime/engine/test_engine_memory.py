@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from engine_cases import by_traj, engine, ids, mismatch, one, random_ids, request, run, update
+import pytest
+from engine_cases import by_traj, engine, ids, mismatch, one, random_ids, request, run, update, weights
 
 from rollart.core.types import Generation, TrajId
 from rollart.runtime.engine.core import EngineCore
+from rollart.runtime.weights import fingerprint
 
 
 def held(core: EngineCore) -> int:
@@ -164,3 +166,22 @@ def test_weights_that_come_to_a_sleeping_engine_are_served_when_it_wakes() -> No
     answer = by_traj(core)["t"]
     assert [(span.version, span.n_tokens) for span in answer.tokens.spans] == [(1, 4), (2, 6)]
     assert mismatch(context, answer) < 1e-5
+
+
+@pytest.mark.parametrize("path", ["fast", "transformers"])
+def test_weights_that_are_away_hold_no_memory_of_the_device_and_come_back_as_they_were(path: str) -> None:
+    core, context = engine(1, path=path), random_ids(30)
+    served, digest = core._kept_weights()[0], fingerprint(weights(1))
+    served.put_away()
+    served.put_away()
+    assert {view.untyped_storage().nbytes() for view, _ in served.named.values()} == {0}
+    assert core.fingerprint() == digest, "of the host's memory"
+    served.bring_back()
+    served.bring_back()
+    assert core.fingerprint() == digest
+    assert ids(one(core, request("t", context))) == ids(one(engine(1), request("t", context)))
+    core.stage(2, weights(2))
+    core._kept_weights()[1].put_away()
+    core.stage(2, weights(2))
+    core.apply(2)
+    assert mismatch(context, one(core, request("u", context))) < 1e-5
