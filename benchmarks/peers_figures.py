@@ -82,6 +82,40 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
     return steps
 
 
+def warm_up_steps(max_staleness: int) -> int:
+    """Steps that are not measured: what was sampled ahead, while the first step was slow, is trained in the first
+    `max_staleness` + 1 of them."""
+    return max_staleness + 2
+
+
+def least_steps(max_staleness: int) -> int:
+    """Of a measurement: what may be in flight at its ends is at most a tenth of what is trained between them."""
+    return 10 * (max_staleness + 1)
+
+
+def sampled_over_trained(events: Sequence[Event], warm_up: int) -> float:
+    """Tokens of the trajectories that finished between the ends of the measurement over those of the batches trained
+    between them: 1 where a rate is that of both. Below 1, what was sampled ahead of the measurement is trained in it.
+
+    The measurement goes from the end of the last warm-up step to the end of the last step. Raises ValueError when no step
+    is left."""
+    ended = [event for event in events if event["kind"] == "step_finished"]
+    if warm_up < 1 or len(ended) <= warm_up:
+        raise ValueError(
+            f"{len(ended)} steps, of which {warm_up} are warm-up, leave nothing to measure; run for longer"
+        )
+    began_s, ended_s = ended[warm_up - 1]["t"], ended[-1]["t"]
+    trained = {event["step"] for event in ended[warm_up:]}
+    tokens = sum(
+        event["data"]["tokens"] for event in events if event["kind"] == "batch_released" and event["step"] in trained
+    )
+    sampled = sum(
+        event["data"]["sampled"] for event in events
+        if event["kind"] == "traj_finished" and event["data"]["purpose"] == "train" and began_s < event["t"] <= ended_s
+    )  # fmt: skip
+    return float(sampled / tokens)
+
+
 def rate(steps: Sequence[Step], warm_up: int) -> Rate:
     """From the end of the last warm-up step on. Raises ValueError when no step is left."""
     if warm_up < 1 or len(steps) <= warm_up:

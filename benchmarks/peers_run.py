@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from peers_figures import Event, Rate, Step, rate, steps_of
+from peers_figures import Event, Rate, Step, least_steps, rate, sampled_over_trained, steps_of, warm_up_steps
 from peers_tasks import LAKE_TURN_TOKENS, LAKE_TURNS, TURN_TOKENS
 from rollart.runtime.follow import COMMAND, Following, family
 
@@ -45,14 +45,14 @@ START_S = 600.0
 """Until the warm-up is over, on a machine that is shared by many."""
 END_S = 120.0
 LEAST_STEPS = 3
-"""After the warm-up, however short the time is."""
+"""After the warm-up, however short the time is; a measurement has `least_steps` of its max_staleness."""
 OURS_AROUND_S = 24.0
 """Assumed for start, warm-up and end of one run, when the time that a benchmark takes is worked out beforehand."""
 STARTS, NO_RAY = 4, "Ray did not start"
 """How often a run is begun that ends with these words before its first event."""
 TAIL_CHARS = 3000
 WANTED = tuple(
-    f'"kind":"{kind}"'.encode() for kind in ("batch_released", "step_finished", "group_completed", "published")
+    f'"kind":"{kind}"'.encode() for kind in ("batch_released", "step_finished", "traj_finished", "group_completed", "published")
 )  # fmt: skip
 ROLES = {"EngineActor": "engines", "TrainerActor": "trainer", "EnvHostActor": "env hosts"}
 
@@ -74,6 +74,9 @@ class Task:
     env: str
     turns: int
     turn_tokens: int
+    step_s: float
+    """Of our asynchronous arm on two cores, as measured; from it times are worked out beforehand, and nothing else: a run
+    that is slower goes on until it has its steps."""
     staleness: int = 1
     """max_staleness of our asynchronous arm."""
     kwargs: Mapping[str, float] = field(default_factory=dict)
@@ -82,10 +85,10 @@ class Task:
 LATENCY_S = SPREAD_S = 0.05
 """Of a step of an environment: 50 +- 50 ms."""
 TASKS: Mapping[str, Task] = {
-    "single": Task(env="Letters", turns=1, turn_tokens=TURN_TOKENS),
-    "multi": Task(env="Lake", turns=LAKE_TURNS, turn_tokens=LAKE_TURN_TOKENS),
+    "single": Task(env="Letters", turns=1, turn_tokens=TURN_TOKENS, step_s=0.4),
+    "multi": Task(env="Lake", turns=LAKE_TURNS, turn_tokens=LAKE_TURN_TOKENS, step_s=0.72),
     "latency": Task(
-        env="Lake", turns=LAKE_TURNS, turn_tokens=LAKE_TURN_TOKENS, staleness=3,
+        env="Lake", turns=LAKE_TURNS, turn_tokens=LAKE_TURN_TOKENS, step_s=0.77, staleness=3,
         kwargs={"latency_s": LATENCY_S, "spread_s": SPREAD_S},
     ),
 }  # fmt: skip
@@ -126,6 +129,7 @@ class Setting:
     seconds: float
     """Measured after the warm-up."""
     warm_up: int = 2
+    """Steps; ours are at least `warm_up_steps` of the run's max_staleness."""
     lr: float = 1e-5
     """So small that the policy, and with it the length of what is sampled, stays the same for all that is measured."""
     beta2: float = 0.95
@@ -135,6 +139,12 @@ class Cpu(NamedTuple):
     """CPU seconds of a run's processes while it was measured."""
 
     by_role: Mapping[str, float]
+    wall_s: float
+    """Between the two looks at the processes."""
+
+    def busy_of(self, cores: int) -> float:
+        """Share of the time of so many cores."""
+        return sum(self.by_role.values()) / (cores * self.wall_s)
 
     @property
     def overhead(self) -> float:
@@ -151,6 +161,12 @@ class Ran:
     """(seconds, mean reward) of each completed group, since the first weights were served."""
     tokens: float
     """Mean sampled tokens of a trained trajectory."""
+    sampled_over_trained: float
+
+
+def window_s(task: str, max_staleness: int) -> float:
+    """The least seconds of a measurement, worked out beforehand; taking turns, rollout and training add up."""
+    return least_steps(max_staleness) * TASKS[task].step_s * (1 if max_staleness else 2)
 
 
 def task_config(task: Task) -> dict[str, Any]:
@@ -188,27 +204,41 @@ def save_weights(folder: Path) -> Path:
 
 
 def run(
-    task: str, workers: Workers, setting: Setting, *, staleness: int, seed: int = 0, seconds: float | None = None
-) -> Ran:
-    """Train for `seconds` after the warm-up. Raises PeerFailed; a run whose Ray does not come up is started again first."""
+    task: str, workers: Workers, setting: Setting, *, staleness: int, seed: int = 0, seconds: float | None = None,
+    least: int = LEAST_STEPS,
+) -> Ran:  # fmt: skip
+    """Train for `seconds` and at least so many steps after the warm-up. Raises PeerFailed; a run whose Ray does not come up
+    is started again first."""
+    wanted_s = setting.seconds if seconds is None else seconds
     for _ in range(STARTS - 1):
         with suppress(_NoRay):
-            return _run(task, workers, setting, staleness=staleness, seed=seed, seconds=seconds)
-    return _run(task, workers, setting, staleness=staleness, seed=seed, seconds=seconds)
+            return _run(task, workers, setting, staleness=staleness, seed=seed, wanted_s=wanted_s, least=least)
+    return _run(task, workers, setting, staleness=staleness, seed=seed, wanted_s=wanted_s, least=least)
 
 
-def _run(task: str, workers: Workers, setting: Setting, *, staleness: int, seed: int, seconds: float | None) -> Ran:
-    wanted_s = setting.seconds if seconds is None else seconds
+def measured(
+    task: str, workers: Workers, setting: Setting, *, staleness: int, seed: int = 0, seconds: float | None = None
+) -> Ran:
+    """`run` with the steps that a measurement takes."""
+    least = least_steps(staleness)
+    return run(task, workers, setting, staleness=staleness, seed=seed, seconds=seconds, least=least)
+
+
+def _run(
+    task: str, workers: Workers, setting: Setting, *, staleness: int, seed: int, wanted_s: float, least: int
+) -> Ran:
+    warm_up = max(setting.warm_up, warm_up_steps(staleness))
     values = config(task, workers, setting, staleness=staleness, seed=seed)
     with _started(values, setting) as (process, log, tail):
         events: list[Event] = []
-        until, before = time.monotonic() + START_S, dict[int, tuple[str, float]]()
+        until, before, looked_s = time.monotonic() + START_S, dict[int, tuple[str, float]](), 0.0
         while True:
             events += [json.loads(line) for line in log.lines() if any(kind in line for kind in WANTED)]
             steps = steps_of(events)
-            if len(steps) >= setting.warm_up and not before:
-                before, until = _cpu_times(process.pid), time.monotonic() + START_S + 20 * wanted_s
-            if over(steps, setting.warm_up, wanted_s):
+            if len(steps) >= warm_up and not before:
+                before, looked_s = _cpu_times(process.pid), time.monotonic()
+                until = looked_s + START_S + 20 * wanted_s
+            if over(steps, warm_up, wanted_s, least):
                 break
             if process.poll() is not None or time.monotonic() > until:
                 why = "did not come to its steps" if process.returncode is None else f"ended with {process.returncode}"
@@ -216,20 +246,21 @@ def _run(task: str, workers: Workers, setting: Setting, *, staleness: int, seed:
                 failed = _NoRay if not events and NO_RAY in output else PeerFailed
                 raise failed(f"{task}, max_staleness {staleness}, {workers.name}: the run {why}{output}")
             time.sleep(LOOK_S)
-        cpu = spent(before, _cpu_times(process.pid))
+        cpu = spent(before, _cpu_times(process.pid), time.monotonic() - looked_s)
     began_s = next(event["t"] for event in events if event["kind"] == "published")
     trained = [event["data"]["trained_tokens"] for event in events if event["kind"] == "step_finished"]
     return Ran(
-        rate=rate(steps, setting.warm_up), cpu=cpu, steps=steps, tokens=statistics.mean(trained) / BATCH,
+        rate=rate(steps, warm_up), cpu=cpu, steps=steps, tokens=statistics.mean(trained) / BATCH,
+        sampled_over_trained=sampled_over_trained(events, warm_up),
         rewards=[
             (one["t"] - began_s, one["data"]["reward_mean"]) for one in events if one["kind"] == "group_completed"
         ],
     )  # fmt: skip
 
 
-def over(steps: Sequence[Step], warm_up: int, wanted_s: float) -> bool:
+def over(steps: Sequence[Step], warm_up: int, wanted_s: float, least: int = LEAST_STEPS) -> bool:
     """Whether enough steps were measured, for long enough."""
-    if len(steps) < warm_up + LEAST_STEPS:
+    if len(steps) < warm_up + least:
         return False
     return steps[-1].finished_s - steps[warm_up - 1].finished_s >= wanted_s
 
@@ -306,9 +337,9 @@ def _cpu_times(pid: int) -> dict[int, tuple[str, float]]:
     return found
 
 
-def spent(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]]) -> Cpu:
-    """CPU seconds by role between two looks; a process that came meanwhile counts from its start."""
+def spent(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]], wall_s: float) -> Cpu:
+    """CPU seconds by role between two looks, `wall_s` apart; a process that came meanwhile counts from its start."""
     total: dict[str, float] = {}
     for pid, (role, seconds) in after.items():
         total[role] = total.get(role, 0.0) + seconds - before.get(pid, ("", 0.0))[1]
-    return Cpu(total)
+    return Cpu(total, wall_s)

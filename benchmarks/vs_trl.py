@@ -5,9 +5,11 @@
 
 Three arms: TRL in the best of a sweep of its settings, ours asynchronous (`rollart train`, a local Ray), ours synchronous
 (max_staleness 0). All processes of an arm share the same cores. Each pair measures one side after the other, from the end of
-the warm-up to the end of the last step, all of the process's time included; the ratio is that of the pair. Beside it stand
-the bounds from rollout alone and training alone. A case whose sides sample more than 5 % apart in tokens per trajectory is not
-met. `--learning`: the rewards that both reach in equal wall time, and their difference.
+the warm-up to the end of the last step, all of the process's time included; the ratio is that of the pair. A measurement is
+long enough that what is sampled ahead is small beside it (`peers_figures.least_steps`), and its warm-up that nothing sampled
+before the first steps is trained in it. Beside the ratio stand the bounds from rollout alone and training alone. A case is not
+met whose sides sample more than 5 % apart in tokens per trajectory, or in which our arm trained 10 % more or less than it
+sampled meanwhile. `--learning`: the rewards that both reach in equal wall time, and their difference.
 """
 
 from __future__ import annotations
@@ -24,8 +26,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peers_figures import case, spread, versions
-from peers_run import ONE_CORE_EACH, OURS_AROUND_S, TASKS, PeerFailed, Say, Setting, run, save_weights
+from peers_figures import case, least_steps, spread, versions, warm_up_steps
+from peers_run import (
+    AT_ONCE,
+    ONE_CORE_EACH,
+    OURS_AROUND_S,
+    TAKING_TURNS,
+    TASKS,
+    PeerFailed,
+    Say,
+    Setting,
+    run,
+    save_weights,
+    window_s,
+)
 from vs_trl_sides import CACHES, SWEEP_S, Plan, Rewards, figures, last_reward, measure, over_time, peer, swept_peer
 
 TARGETS = {"single": 1.3, "multi": 1.7, "latency": 2.5}
@@ -50,32 +64,53 @@ DIFFERENCES = (
     "the learning rate of the speed cases is 1e-5, so that what is sampled stays as long as it is",
 )
 WARM_UP, PEER_WARM_UP_S, PEER_START_S = 2, 4.0, 14.0
-LEAST_S = 4.0
+"""Steps of warm-up on both sides, and for times that are worked out beforehand the seconds of the peer's, and of its start."""
 TOKENS_APART = 0.05
 """Largest difference of the sides' sampled tokens per trajectory, as a share of TRL's; beyond it the work was not the same."""
+SAMPLED_APART = 0.1
+"""Largest difference of what our arm sampled in a measurement from what it trained in it; beyond it the rate is not that of
+both."""
 LEARNING_LR = 1e-3
 LEARNING_TASKS = ("single", "multi")
 """In the first reward grows all the while; in the second, of some seconds, both sides come to the plateau of policies that do
 not look at the map."""
-LEAST_REWARD = 0.05
-"""Below it nothing was learned, and a ratio of two such rewards says nothing."""
+INITIAL_REWARD = {"single": 0.0018, "multi": 0.036, "latency": 0.036}
+"""Mean reward of the initial policy, which is uniform over 512 ids but for its random weights. `single`: 1/512 of the tokens
+is the letter, and some turns end early. `multi`: 1500 episodes of uniform ids."""
+LEAST_REWARD = {task: 2 * reward for task, reward in INITIAL_REWARD.items()}
+"""Below it nothing was learned, and a ratio of two such rewards says nothing. Twice the initial policy's: the mean over the
+last 12 of 60 s (46 thousand tokens in `single`, 460 episodes in `multi`, at the peer's rate) is known to about a tenth."""
 
 
-def seconds_for(options: argparse.Namespace) -> tuple[float, float]:
-    """(seconds of each measurement, seconds of all) that fit `--minutes`, or the least that can be measured."""
-    cases = len(options.cases)
-    sweeps = 6 * (OURS_AROUND_S + SWEEP_S) if options.sweep else 0.0
-    runs = options.pairs + min(options.sync_pairs, options.pairs) + 1
-    fixed_s = cases * (
-        PEER_START_S + len(options.peer_threads) * len(CACHES) * (PEER_WARM_UP_S + SWEEP_S) + sweeps + runs * OURS_AROUND_S
-        + options.pairs * PEER_WARM_UP_S
+def seconds_for(options: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """(seconds of each measurement of a pair by case, seconds of all): as `--minutes` allow for the pairs, and never less than
+    the least windows. Learning comes on top."""
+    sync_pairs = min(options.sync_pairs, options.pairs)
+    sweeps = len(AT_ONCE) * options.sweep + len(TAKING_TURNS) * bool(sync_pairs)
+    peer_sweep_s = PEER_START_S + len(options.peer_threads) * len(CACHES) * (PEER_WARM_UP_S + SWEEP_S)
+    fixed_s = sum(
+        peer_sweep_s + sweeps * (OURS_AROUND_S + SWEEP_S) + (sync_pairs + 1) * (OURS_AROUND_S + window_s(task, 0))
+        + options.pairs * (OURS_AROUND_S + PEER_WARM_UP_S) for task in options.cases
     )  # fmt: skip
-    measured = cases * (runs + options.pairs)
-    seconds = max(LEAST_S, (options.minutes * 60 - fixed_s) / measured) if measured else LEAST_S
-    learning_s = (
-        options.learning * len(options.learning_tasks) * (2 * options.learning_s + OURS_AROUND_S + PEER_START_S)
+    least = {task: window_s(task, TASKS[task].staleness) for task in options.cases}
+    pairs_s = 2 * options.pairs * sum(least.values())
+    longer = max(1.0, (options.minutes * 60 - fixed_s) / pairs_s) if pairs_s else 1.0
+    learning_s = len(options.learning_tasks) * (
+        peer_sweep_s + options.learning * (2 * options.learning_s + OURS_AROUND_S + PEER_WARM_UP_S)
     )
-    return seconds, fixed_s + seconds * measured + learning_s
+    total_s = fixed_s + longer * pairs_s + (learning_s if options.learning else 0.0)
+    return {task: longer * seconds for task, seconds in least.items()}, total_s
+
+
+def time_told(options: argparse.Namespace, seconds: Mapping[str, float], total_s: float) -> str:
+    """How long it will take, and why that is more than was asked for if it is."""
+    windows = ", ".join(f"{task} {one:.1f} s" for task, one in seconds.items())
+    words = f"about {total_s / 60:.1f} minutes; a measurement of {windows or 'rewards alone'}"
+    if seconds and seconds == {task: window_s(task, TASKS[task].staleness) for task in seconds}:
+        steps = ", ".join(f"{task} {least_steps(TASKS[task].staleness)}" for task in seconds)
+        words += f"; --minutes {options.minutes:g} leaves no more than the least windows need (our steps: {steps})"
+        words += ", which are never shortened: fewer --pairs, --sync-pairs or --cases take less"
+    return words
 
 
 def learn(task: str, options: argparse.Namespace, setting: Setting, say: Say) -> dict[str, Any]:
@@ -98,10 +133,13 @@ def learned(
     task: str, ours: Sequence[Rewards], theirs: Sequence[Rewards], peer_setting: Mapping[str, Any], *, wall_s: float,
     **more: object,
 ) -> dict[str, Any]:  # fmt: skip
-    """The case of two runs a seed: met when the median difference of their last rewards is not against us."""
+    """The case of two runs a seed: met when the median difference of their last rewards is not against us, neither met nor
+    missed (null) when neither side learned anything."""
     last = [(last_reward(one, wall_s), last_reward(other, wall_s)) for one, other in zip(ours, theirs, strict=True)]
     apart = statistics.median(one - other for one, other in last)
-    ratios = [one / other for one, other in last if other > LEAST_REWARD and one > LEAST_REWARD]
+    least = LEAST_REWARD[task]
+    ratios = [one / other for one, other in last if other > least]
+    nothing = all(statistics.median(pair[place] for pair in last) <= least for place in (0, 1))
 
     def side(runs: Sequence[Rewards], place: int) -> dict[str, Any]:
         found = [pair[place] for pair in last]
@@ -109,27 +147,30 @@ def learned(
         return {"reward": round(statistics.median(found), 4), "rewards": found, "curves": curves}
 
     return {
-        "case": f"learning_{task}", "difference_median": round(apart, 4), "pairs": len(ours), "target": 0.0,
-        "met": apart >= 0.0, **(spread(ratios) if len(ratios) == len(ours) else {}),
+        "case": f"{task}_learning", "difference_median": round(apart, 4), "pairs": len(ours), "target": 0.0,
+        "met": None if nothing else apart >= 0.0, "least_reward": least,
+        **({"note": "nothing learned"} if nothing else {}), **(spread(ratios) if len(ratios) == len(ours) else {}),
         "ours": side(ours, 0), "theirs": {**side(theirs, 1), **peer_setting}, "wall_s": wall_s, **more,
     }  # fmt: skip
 
 
 def judged(one: dict[str, Any]) -> dict[str, Any]:
-    """The case, not met either when its sides did not sample alike."""
+    """The case, not met either when its sides did not sample alike, or when ours trained what it did not sample meanwhile."""
     ours, theirs = (one[side]["tokens_per_trajectory"] for side in ("ours", "theirs"))
-    apart = abs(ours - theirs) / theirs
-    return {**one, "tokens_apart": round(apart, 4), "met": one["met"] and apart <= TOKENS_APART}
+    apart, sampled = abs(ours - theirs) / theirs, one["ours"]["sampled_over_trained"]
+    met = one["met"] and apart <= TOKENS_APART and abs(sampled - 1) <= SAMPLED_APART
+    return {**one, "tokens_apart": round(apart, 4), "sampled_over_trained": sampled, "met": met}
 
 
-def report_of(options: argparse.Namespace, setting: Setting, say: Say) -> dict[str, Any]:
+def report_of(options: argparse.Namespace, setting: Setting, seconds: Mapping[str, float], say: Say) -> dict[str, Any]:
+    """All cases. `seconds`: of each measurement of a pair, by case."""
     plan = Plan(
         python=options.peer, pairs=options.pairs, sync_pairs=options.sync_pairs, sweep=options.sweep,
         peer_threads=options.peer_threads,
     )  # fmt: skip
     cases = []
     for task in options.cases:
-        found = measure(task, plan, setting, say)
+        found = measure(task, plan, replace(setting, seconds=seconds[task]), say)
         ratios = [one.rate.per_s / other.rate.per_s for one, other in zip(found.ours, found.theirs, strict=True)]
         sides = figures(found)
         peer_versions = sides.pop("peer_versions")
@@ -144,7 +185,10 @@ def report_of(options: argparse.Namespace, setting: Setting, say: Say) -> dict[s
         "name": "vs_trl", "cases": cases, "differences": list(DIFFERENCES),
         "provenance": {
             "command": ["python", "benchmarks/vs_trl.py", *sys.argv[1:]], "cores": list(setting.cores),
-            "seconds": round(setting.seconds, 2), "warm_up_steps": setting.warm_up,
+            "seconds": {task: round(one, 2) for task, one in seconds.items()}, "warm_up_steps": {
+                "theirs": setting.warm_up,
+                "ours": {task: warm_up_steps(TASKS[task].staleness) for task in options.cases},
+            },
         },
     }  # fmt: skip
 
@@ -161,9 +205,11 @@ def told(one: Mapping[str, Any]) -> str:
         words.append(f"difference {one['difference_median']:+.3f}")
     if "ratio_median" in one:
         words.append(f"{one['ratio_median']:6.3f} ({one['ratio_min']:.3f} .. {one['ratio_max']:.3f})")
-    words += [f" target {one['target']:g}", "met" if one["met"] else "MISSED"]
+    words += [f" target {one['target']:g}", one.get("note", "met" if one["met"] else "MISSED")]
     if one.get("tokens_apart", 0.0) > TOKENS_APART:
         words.append(f" the sides sampled {one['tokens_apart']:.1%} more or fewer tokens a trajectory than each other")
+    if abs(one.get("sampled_over_trained", 1.0) - 1) > SAMPLED_APART:
+        words.append(f" our arm sampled {one['sampled_over_trained']:.1%} of what it trained meanwhile")
     if "bounds" in one:
         words.append(f" bound {one['bounds']}")
     return " ".join(words)
@@ -175,11 +221,11 @@ def say(line: str) -> None:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=20, help="of all cases together (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=30, help="of all cases but learning (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs per case (default: %(default)s)")
     parser.add_argument("--sync-pairs", type=int, default=2, help="of these with the third arm (default: %(default)s)")
     parser.add_argument("--cases", nargs="*", default=list(TASKS), choices=list(TASKS), metavar="CASE")
-    parser.add_argument("--sweep", action="store_true", help="sweep our own worker settings too, not TRL's only")
+    parser.add_argument("--sweep", action="store_true", help="sweep our asynchronous arm's workers too")
     parser.add_argument("--peer-threads", type=int, nargs="*", default=[1, 2], help="torch threads TRL is swept over")
     parser.add_argument(
         "--learning", type=int, default=0, metavar="SEEDS", help="compare rewards as well, with 5 seeds"
@@ -209,12 +255,13 @@ def main() -> int:
     scratch.mkdir(parents=True, exist_ok=True)
     seconds, total_s = seconds_for(options)
     cores = options.cores or sorted(os.sched_getaffinity(0))[:2]
-    say(f"about {total_s / 60:.1f} minutes: {seconds:.1f} s a measurement on cores {cores}, in {scratch}")
+    say(f"{time_told(options, seconds, total_s)}; on cores {cores}, in {scratch}")
     setting = Setting(
-        scratch=scratch, model=save_weights(scratch / "model"), cores=cores, seconds=seconds, warm_up=WARM_UP
+        scratch=scratch, model=save_weights(scratch / "model"), cores=cores,
+        seconds=max(seconds.values(), default=options.learning_s), warm_up=WARM_UP,
     )  # fmt: skip
     try:
-        report = report_of(options, setting, say)
+        report = report_of(options, setting, seconds, say)
     except PeerFailed as error:
         say(f"FAILED {error}")
         return 1

@@ -35,8 +35,6 @@ from rollart.runtime.tokenizers import Chars
 
 BATCH, GROUP = 64, 8
 DONE = "outcome written"
-LEAST_STEPS = 3
-"""After the warm-up, however short the time is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +58,8 @@ class Job:
     warm_up: int
     seconds: float
     """After the warm-up, for each setting."""
+    least: int
+    """Steps after the warm-up, however short the time is."""
     settings: list[dict[str, Any]]
     """Of `threads` and `cache` (`dynamic` or `static`)."""
     outcome: str
@@ -106,7 +106,7 @@ class Watch(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.steps.append((self.generated_s, time.monotonic(), BATCH))
         warm = self.job.warm_up
-        if len(self.steps) >= warm + LEAST_STEPS:
+        if len(self.steps) >= warm + self.job.least:
             control.should_training_stop = self.steps[-1][1] - self.steps[warm - 1][1] >= self.job.seconds
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

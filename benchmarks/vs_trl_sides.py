@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers_figures import Bounds, Rate, Step, fastest, median_rate, rate
+from peers_figures import Bounds, Rate, Step, fastest, least_steps, median_rate, rate
 from peers_run import (
     ALPHABET,
     AT_ONCE,
@@ -28,10 +28,12 @@ from peers_run import (
     Say,
     Setting,
     Workers,
+    measured,
     pinned,
     run,
     task_config,
     told,
+    window_s,
     with_tasks,
 )
 
@@ -39,6 +41,17 @@ DONE = "outcome written"
 CACHES = ("dynamic", "static")
 SWEEP_S = 6.0
 """Of each setting of a sweep, after its warm-up."""
+PEER_SWEEP_STEPS, PEER_STEPS = 3, 5
+"""The least that the peer makes after its warm-up, in a sweep and in a measurement."""
+OVERLAPPED = 0.85
+"""Share of the bound that overlapping reaches at least (`async_vs_sync.py`), for how long our steps take."""
+ALONE_BOUNDS = 1
+"""Up to this max_staleness rollout alone, measured with one batch in flight, is still told as the bound's R."""
+BOUNDS_ARE = (
+    "rollout and training alone at max_staleness 0, where a batch waits for its last trajectory: no bound for a case in which "
+    "more are in flight to wait at once (`bound` is null), and for the others R with a tail that max_staleness 1 hides. "
+    "`cores_busy`: the ratio that the CPU time of our arm in this very case would make if it kept all cores busy"
+)
 LAST = 0.2
 """Share of the wall time, at its end, over which a reward is the mean."""
 
@@ -67,8 +80,9 @@ class Peer:
         self._output = output
 
     def measure(
-        self, task: str, settings: Sequence[Mapping[str, Any]], *, seed: int = 0, seconds: float | None = None
-    ) -> list[Theirs]:
+        self, task: str, settings: Sequence[Mapping[str, Any]], *, seed: int = 0, seconds: float | None = None,
+        least: int = PEER_STEPS,
+    ) -> list[Theirs]:  # fmt: skip
         """One measurement per setting. Raises PeerFailed."""
         path = self._setting.scratch / "job.json"
         outcome = self._setting.scratch / "outcome.json"
@@ -78,7 +92,8 @@ class Peer:
             "seeds": problems(task), "turns": wanted.turns, "turn_tokens": wanted.turn_tokens,
             "latency_s": wanted.kwargs.get("latency_s", 0.0), "spread_s": wanted.kwargs.get("spread_s", 0.0),
             "lr": self._setting.lr, "beta2": self._setting.beta2, "seed": seed, "warm_up": self._setting.warm_up,
-            "seconds": self._setting.seconds if seconds is None else seconds, "settings": list(settings),
+            "seconds": self._setting.seconds if seconds is None else seconds, "least": least,
+            "settings": list(settings),
             "outcome": str(outcome),
         }), encoding="utf-8")  # fmt: skip
         assert self._process.stdin is not None
@@ -154,6 +169,9 @@ class Case:
     alone: Bounds | None = None
     workers: Workers = ONE_CORE_EACH
     sync_workers: Workers = TAKING_TURNS[0]
+    seconds: float = 0.0
+    """Of each measurement of a pair."""
+    cores: int = 1
     peer_setting: Mapping[str, Any] = field(default_factory=dict)
     sweeps: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -168,31 +186,34 @@ class Plan:
     sync_pairs: int
     """Pairs of these, the first ones, with the third arm."""
     sweep: bool
-    """Sweep our own worker settings too."""
+    """Sweep the workers of our asynchronous arm too; those of the synchronous one always are."""
     peer_threads: Sequence[int]
     """torch threads that the peer is swept over, each with every cache."""
 
 
 def measure(task: str, plan: Plan, setting: Setting, say: Say) -> Case:
     """Sweeps, each part alone, then interleaved pairs. Raises PeerFailed."""
-    case = Case(task=task)
+    case, staleness = Case(task=task, cores=len(setting.cores)), TASKS[task].staleness
     with peer(plan.python, setting) as theirs:
         case.peer_setting, case.sweeps["theirs"] = swept_peer(theirs, task, plan.peer_threads)
         say(f"{task}: the peer is fastest with {case.peer_setting}: {case.sweeps['theirs']}")
         if plan.sweep:
-            case.workers, case.sweeps["ours"] = swept_workers(task, AT_ONCE, setting, staleness=TASKS[task].staleness)
+            case.workers, case.sweeps["ours"] = swept_workers(task, AT_ONCE, setting, staleness=staleness)
+            say(f"{task}: ours is fastest with {case.workers.name}: {case.sweeps['ours']}")
+        if plan.sync_pairs:
             case.sync_workers, case.sweeps["sync"] = swept_workers(task, TAKING_TURNS, setting, staleness=0)
-            say(f"{task}: ours with {case.workers.name}, synchronous with {case.sync_workers.name}: {case.sweeps}")
+            say(f"{task}: synchronous with {case.sync_workers.name}: {case.sweeps['sync']}")
         case.alone = alone(task, setting)
+        case.seconds = seconds_of(setting.seconds, staleness, case.alone)
         for pair in range(plan.pairs):
-            # whoever is first in one pair is second in the next
-            for side in ("theirs", "ours")[:: 1 if pair % 2 else -1]:
-                if side == "ours":
-                    case.ours.append(run(task, case.workers, setting, staleness=TASKS[task].staleness, seed=pair))
+            for arm in turns(pair, with_sync=pair < plan.sync_pairs):
+                if arm == "ours":
+                    ran = measured(task, case.workers, setting, staleness=staleness, seed=pair, seconds=case.seconds)
+                    case.ours.append(ran)
+                elif arm == "theirs":
+                    case.theirs += theirs.measure(task, [case.peer_setting], seed=pair, seconds=case.seconds)
                 else:
-                    case.theirs += theirs.measure(task, [case.peer_setting], seed=pair)
-            if pair < plan.sync_pairs:
-                case.sync.append(run(task, case.sync_workers, setting, staleness=0, seed=pair))
+                    case.sync.append(taking_turns(task, case.sync_workers, setting, seed=pair))
             one, other = case.ours[-1].rate, case.theirs[-1].rate
             say(
                 f"{task} pair {pair}: {one.per_s:.1f} to {other.per_s:.1f} trajectories/s, {one.per_s / other.per_s:.3f}"
@@ -200,10 +221,23 @@ def measure(task: str, plan: Plan, setting: Setting, say: Say) -> Case:
     return case
 
 
+def turns(pair: int, *, with_sync: bool) -> tuple[str, ...]:
+    """The arms of a pair in their order: what is first in one is last in the next, and the peer's measurement is always the
+    one next to each of ours."""
+    order = ("ours", "theirs", "sync") if with_sync else ("ours", "theirs")
+    return order[:: -1 if pair % 2 else 1]
+
+
+def seconds_of(asked_s: float, max_staleness: int, alone: Bounds) -> float:
+    """Seconds of each measurement of a pair, the same for both sides: as asked for, or as long as our steps will take by
+    what each part takes alone."""
+    return max(asked_s, least_steps(max_staleness) * max(alone.rollout_s, alone.train_s) / OVERLAPPED)
+
+
 def swept_peer(theirs: Peer, task: str, threads: Sequence[int]) -> tuple[Mapping[str, Any], dict[str, float]]:
     """The setting in which the peer trains most, and what each trained a second."""
     settings = [{"threads": number, "cache": cache} for number in threads for cache in CACHES]
-    swept = theirs.measure(task, settings, seconds=SWEEP_S)
+    swept = theirs.measure(task, settings, seconds=SWEEP_S, least=PEER_SWEEP_STEPS)
     rates = {_name(one): found.rate for one, found in zip(settings, swept, strict=True)}
     best = fastest(rates)
     return next(one for one in settings if _name(one) == best), _told(rates)
@@ -214,9 +248,14 @@ def _name(setting: Mapping[str, Any]) -> str:
 
 
 def alone(task: str, setting: Setting) -> Bounds:
-    """Rollout and training by themselves, each on one core while the other waits."""
-    found = run(task, ONE_CORE_EACH, setting, staleness=0).rate
+    """Rollout and training by themselves, each on one core while the other waits: at max_staleness 0."""
+    found = taking_turns(task, ONE_CORE_EACH, setting).rate
     return Bounds(found.rollout_s, found.train_s)
+
+
+def taking_turns(task: str, workers: Workers, setting: Setting, *, seed: int = 0) -> Ran:
+    """A synchronous measurement: nothing is sampled ahead, so its window need not be that of the asynchronous arm."""
+    return measured(task, workers, setting, staleness=0, seed=seed, seconds=window_s(task, 0))
 
 
 def swept_workers(
@@ -238,7 +277,8 @@ def figures(case: Case) -> dict[str, Any]:
     """The sides of a case as the JSON has them."""
     assert case.alone is not None
     ours, theirs = median_rate([one.rate for one in case.ours]), median_rate([one.rate for one in case.theirs])
-    bounds = case.alone.row(theirs.step_s)
+    staleness, busy = TASKS[case.task].staleness, statistics.median(one.cpu.busy_of(case.cores) for one in case.ours)
+    bounds = {**case.alone.row(theirs.step_s), "cores_busy": round(theirs.step_s / (ours.step_s * busy), 4)}
     sync: dict[str, Any] = {}
     if case.sync:
         ratios = [one.rate.per_s / other.rate.per_s for one, other in zip(case.sync, case.theirs, strict=False)]
@@ -248,15 +288,19 @@ def figures(case: Case) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "ours": {
-            **ours.row(), "workers": dataclasses.asdict(case.workers), "max_staleness": TASKS[case.task].staleness,
+            **ours.row(), "workers": dataclasses.asdict(case.workers), "max_staleness": staleness,
             "tokens_per_trajectory": round(statistics.mean(one.tokens for one in case.ours), 2),
             "overhead_of_cpu": round(statistics.median(one.cpu.overhead for one in case.ours), 4),
+            "busy_of_cores": round(busy, 4),
+            "sampled_over_trained": round(statistics.median(one.sampled_over_trained for one in case.ours), 4),
+            "sampled_over_trained_of": [round(one.sampled_over_trained, 4) for one in case.ours],
         },
         "theirs": {
             **theirs.row(), **case.peer_setting,
             "tokens_per_trajectory": round(statistics.mean(one.tokens for one in case.theirs), 2),
         },
-        "sync": sync, "bound": bounds["one_core_each"], "bounds": bounds, "sweeps": case.sweeps,
+        "sync": sync, "bound": bounds["one_core_each"] if staleness <= ALONE_BOUNDS else None, "bounds": bounds,
+        "bounds_are": BOUNDS_ARE, "window_s": round(case.seconds, 2), "sweeps": case.sweeps,
         "peer_versions": case.theirs[-1].versions,
     }  # fmt: skip
 

@@ -59,6 +59,38 @@ def test_a_measurement_is_over_when_it_has_both_its_time_and_its_steps() -> None
     assert run.over(quick, 2, 2.5)
     assert not run.over(quick, 2, 3.5), "time is short"
     assert not run.over(slow, 2, 2.5), "a step is missing"
+    assert run.over(quick, 2, 2.5, 3)
+    assert not run.over(quick, 2, 2.5, 4), "a step of those that a measurement has"
+
+
+def test_the_warm_up_trains_what_was_sampled_ahead_and_a_window_is_long_beside_what_is_in_flight() -> None:
+    for staleness in (0, 1, 3):
+        batches_in_flight = staleness + 1
+        assert figures.warm_up_steps(staleness) > batches_in_flight
+        assert figures.least_steps(staleness) == 10 * batches_in_flight
+    assert run.window_s("latency", 3) == pytest.approx(40 * run.TASKS["latency"].step_s)
+    assert run.window_s("single", 0) == pytest.approx(20 * run.TASKS["single"].step_s), "its parts add up"
+
+
+def test_what_was_sampled_ahead_of_a_measurement_shows_beside_what_was_trained_in_it() -> None:
+    """Steps end at 1, 2, 3, 4 s; the first is warm-up; each trains two trajectories of 5 tokens."""
+
+    def sampled_over_trained(*finished_s: float) -> float:
+        log: list[dict[str, Any]] = [
+            {"kind": "traj_finished", "t": t, "data": {"sampled": 5, "purpose": "train"}} for t in finished_s
+        ]
+        log.append({"kind": "traj_finished", "t": 2.5, "data": {"sampled": 99, "purpose": "eval"}})
+        for step in range(4):
+            log.append({"kind": "batch_released", "step": step, "t": step + 0.5, "data": {"tokens": 10}})
+            log.append({"kind": "step_finished", "step": step, "t": step + 1.0, "data": {}})
+        log.append({"kind": "batch_released", "step": 4, "t": 3.9, "data": {"tokens": 10}})
+        found: float = figures.sampled_over_trained(sorted(log, key=lambda one: one["t"]), 1)
+        return found
+
+    assert sampled_over_trained(0.2, 0.4, 1.2, 1.4, 2.2, 2.4, 3.2, 3.4, 4.1) == 1.0, "one that finished after the end"
+    assert sampled_over_trained(0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 3.2, 4.0) == pytest.approx(1 / 3), "a head start"
+    with pytest.raises(ValueError, match="leave nothing to measure"):
+        figures.sampled_over_trained([], 1)
 
 
 @pytest.mark.parametrize(("rollout_s", "train_s", "overlap"), [(1.0, 1.0, 2.0), (0.5, 1.0, 1.5), (3.0, 1.0, 4 / 3)])
@@ -159,9 +191,10 @@ def test_a_lakes_latencies_are_drawn_by_its_chance_alone() -> None:
 def test_cpu_time_is_that_between_two_looks_by_role() -> None:
     before = {1: ("driver", 5.0), 2: ("ray", 1.0), 3: ("engines", 10.0)}
     after = {1: ("driver", 6.0), 2: ("ray", 1.5), 3: ("engines", 25.0), 4: ("trainer", 13.5)}
-    cpu = run.spent(before, after)
+    cpu = run.spent(before, after, 10.0)
     assert cpu.by_role == {"driver": 1.0, "ray": 0.5, "engines": 15.0, "trainer": 13.5}
     assert cpu.overhead == pytest.approx(0.05)
+    assert cpu.busy_of(cores=4) == pytest.approx(30 / 40)
 
 
 @pytest.mark.parametrize(
@@ -208,63 +241,116 @@ def test_both_sides_of_a_case_and_the_bound_stand_in_its_figures() -> None:
         return figures.rate(steps((0, 0), *[(i * step_s, (i + 1) * step_s) for i in range(4)]), 1)
 
     def ran(step_s: float) -> Any:
-        cpu = run.Cpu({"driver": 1.0, "engines": 9.0})
-        return run.Ran(rate=rate(step_s), cpu=cpu, steps=[], rewards=[], tokens=60.0)
+        cpu = run.Cpu({"driver": 1.0, "engines": 9.0}, 8.0)
+        return run.Ran(rate=rate(step_s), cpu=cpu, steps=[], rewards=[], tokens=60.0, sampled_over_trained=1.01)
 
     def theirs(step_s: float) -> Any:
         return sides.Theirs(rate=rate(step_s), rewards=[], tokens=61.0, cpu_s=1.0, versions={"trl": "1"})
 
-    case = sides.Case(
-        task="single", ours=[ran(0.5), ran(0.6)], theirs=[theirs(0.9), theirs(1.0)], sync=[ran(0.8)],
-        alone=figures.Bounds(0.3, 0.5), peer_setting={"threads": 2},
-    )  # fmt: skip
-    found = json.loads(json.dumps(sides.figures(case)))
+    def case(task: str) -> Any:
+        one = sides.Case(
+            task=task, ours=[ran(0.5), ran(0.6)], theirs=[theirs(0.9), theirs(1.0)], sync=[ran(0.8)],
+            alone=figures.Bounds(0.3, 0.5), peer_setting={"threads": 2}, cores=2,
+        )  # fmt: skip
+        return json.loads(json.dumps(sides.figures(one)))
+
+    found = case("single")
     assert found["bound"] == pytest.approx(1.0 / 0.5)
+    assert case("latency")["bound"] is None, "measured with one batch in flight, it is none for four"
+    assert found["ours"]["busy_of_cores"] == pytest.approx(10 / 16)
+    assert found["bounds"]["cores_busy"] == pytest.approx(1.0 / 0.6 * 16 / 10, abs=1e-3)
+    assert found["ours"]["sampled_over_trained"] == 1.01
     assert found["sync"]["ratio_median"] == pytest.approx(0.9 / 0.8, abs=1e-4)
     assert found["ours"]["overhead_of_cpu"] == pytest.approx(0.1)
     assert found["theirs"]["threads"] == 2
 
 
+def judged(ours: float, sampled_over_trained: float) -> Any:
+    """A case with this many tokens a trajectory on our side, beside 60."""
+    sides = {
+        "ours": {"tokens_per_trajectory": ours, "sampled_over_trained": sampled_over_trained},
+        "theirs": {"tokens_per_trajectory": 60.0},
+    }
+    return vs_trl.judged(figures.case("single", [1.5], target=1.3, **sides))
+
+
+def test_a_case_that_trained_what_it_did_not_sample_meanwhile_is_not_met() -> None:
+    assert [judged(60.0, ratio)["met"] for ratio in (0.85, 0.92, 1.08, 1.15)] == [False, True, True, False]
+    assert judged(60.0, 0.85)["sampled_over_trained"] == 0.85
+    assert "sampled 85.0% of what it trained" in vs_trl.told(judged(60.0, 0.85))
+
+
+def test_every_arm_of_ours_is_measured_next_to_the_peer_and_who_is_first_changes() -> None:
+    assert sides.turns(0, with_sync=True) == ("ours", "theirs", "sync")
+    assert sides.turns(1, with_sync=True) == ("sync", "theirs", "ours")
+    assert [sides.turns(pair, with_sync=False) for pair in (2, 3)] == [("ours", "theirs"), ("theirs", "ours")]
+
+
+def test_both_sides_are_measured_for_as_long_as_our_steps_take_by_their_parts() -> None:
+    alone = figures.Bounds(0.5, 0.4)
+    assert sides.seconds_of(8.0, 1, alone) == pytest.approx(20 * 0.5 / 0.85)
+    assert sides.seconds_of(30.0, 1, alone) == 30.0
+
+
 def test_a_case_whose_sides_did_not_sample_alike_is_not_met() -> None:
-    def one(ours: float) -> Any:
-        sides = {"ours": {"tokens_per_trajectory": ours}, "theirs": {"tokens_per_trajectory": 60.0}}
-        return vs_trl.judged(figures.case("single", [1.5], target=1.3, **sides))
-
-    assert [one(ours)["met"] for ours in (56.0, 57.5, 62.5, 64.0)] == [False, True, True, False]
-    assert "MISSED" in vs_trl.told(one(64.0))
-    assert "6.7%" in vs_trl.told(one(64.0))
+    assert [judged(ours, 1.0)["met"] for ours in (56.0, 57.5, 62.5, 64.0)] == [False, True, True, False]
+    assert "MISSED" in vs_trl.told(judged(64.0, 1.0))
+    assert "6.7%" in vs_trl.told(judged(64.0, 1.0))
 
 
-def test_rewards_are_told_by_their_difference_and_as_a_ratio_only_where_both_learned() -> None:
-    def runs(*last: float) -> list[list[tuple[float, float]]]:
-        return [[(1.0, 0.25), (7.0, 0.75), (59.0, one), (61.0, 9.0)] for one in last]
+def runs(*last: float) -> list[list[tuple[float, float]]]:
+    return [[(1.0, 0.25), (7.0, 0.75), (59.0, one), (61.0, 9.0)] for one in last]
 
+
+def test_rewards_are_told_by_their_difference_and_as_a_ratio_where_the_peer_learned() -> None:
     both = vs_trl.learned("multi", runs(0.6, 0.5, 0.4), runs(0.4, 0.4, 0.5), {"threads": 1}, wall_s=60.0)
-    assert (both["difference_median"], both["ratio_median"], both["met"]) == (0.1, 1.25, True)
+    assert (both["case"], both["difference_median"], both["ratio_median"], both["met"]) == (
+        "multi_learning", 0.1, 1.25, True,
+    )  # fmt: skip
     assert "difference +0.100  1.250" in vs_trl.told(both)
-    assert both["ours"]["curves"][0] == [0.25, 0.75, *[None] * 7, 0.6], "means of tenths of the time, none after its end"
-    nothing = vs_trl.learned("multi", runs(0.3, 0.02, 0.3), runs(0.0, 0.04, 0.4), {"threads": 1}, wall_s=60.0)
-    assert (nothing["difference_median"], nothing["met"]) == (-0.02, False)
-    assert "ratio_median" not in nothing
-    assert nothing["theirs"]["rewards"] == [0.0, 0.04, 0.4]
-    assert "MISSED" in vs_trl.told(nothing)
+    assert both["ours"]["curves"][0] == [0.25, 0.75, *[None] * 7, 0.6], "of tenths of the time, none after its end"
+    mixed = vs_trl.learned("multi", runs(0.3, 0.02, 0.3), runs(0.0, 0.04, 0.4), {"threads": 1}, wall_s=60.0)
+    assert (mixed["difference_median"], mixed["met"]) == (-0.02, False)
+    assert "ratio_median" not in mixed
+    assert mixed["theirs"]["rewards"] == [0.0, 0.04, 0.4]
+    assert "MISSED" in vs_trl.told(mixed)
 
 
-def test_what_is_asked_for_by_default_fits_twenty_minutes() -> None:
-    assert vs_trl.seconds_for(vs_trl.arguments([]))[1] <= 20 * 60 + 1
-    assert async_vs_sync.seconds_for(async_vs_sync.arguments([]))[1] <= 20 * 60 + 1
+@pytest.mark.parametrize(("task", "reward"), [("single", 0.003), ("multi", 0.05)])
+def test_where_nothing_was_learned_nothing_is_met_or_missed(task: str, reward: float) -> None:
+    """Beside the mean of the initial policy, which is 0.0018 and 0.036."""
+    nothing = vs_trl.learned(task, runs(reward), runs(reward), {}, wall_s=60.0)
+    assert (nothing["met"], nothing["note"]) == (None, "nothing learned")
+    assert "nothing learned" in vs_trl.told(nothing)
+    assert vs_trl.learned(task, runs(3 * reward), runs(reward), {}, wall_s=60.0)["met"] is True
+    assert vs_trl.learned(task, runs(reward), runs(3 * reward), {}, wall_s=60.0)["met"] is False
+    letters = sum((1 - 1 / 512) ** place / 512 for place in range(64)) / 64
+    assert vs_trl.INITIAL_REWARD["single"] == pytest.approx(letters, rel=0.05), "turns end with the newline"
+
+
+def test_what_is_asked_for_by_default_fits_its_minutes() -> None:
+    asked = vs_trl.arguments([])
+    assert vs_trl.seconds_for(asked)[1] <= asked.minutes * 60 + 1 <= 32 * 60
+    asked = async_vs_sync.arguments([])
+    assert async_vs_sync.seconds_for(asked)[1] <= asked.minutes * 60 + 1
 
 
 def test_more_time_goes_into_the_measurements_and_too_little_is_told() -> None:
-    seconds, total_s = vs_trl.seconds_for(vs_trl.arguments(["--minutes", "60"]))
+    asked = vs_trl.arguments(["--minutes", "60"])
+    seconds, total_s = vs_trl.seconds_for(asked)
     assert total_s == pytest.approx(3600)
-    assert seconds > vs_trl.seconds_for(vs_trl.arguments([]))[0]
-    assert vs_trl.seconds_for(vs_trl.arguments(["--minutes", "1"]))[1] > 60, "what it takes, not what was hoped for"
+    assert "never shortened" not in vs_trl.time_told(asked, seconds, total_s)
+    short = vs_trl.arguments(["--minutes", "1"])
+    least, least_s = vs_trl.seconds_for(short)
+    assert least_s > 60, "what it takes, not what was hoped for"
+    assert least == {task: run.window_s(task, one.staleness) for task, one in run.TASKS.items()}
+    assert all(seconds[task] > least[task] for task in least)
+    assert "--minutes 1 leaves no more than the least windows need" in vs_trl.time_told(short, least, least_s)
 
 
 def test_a_rollouts_ratio_is_the_gain_over_its_bound() -> None:
     drawn = [rollout.Draw(environments=64, batches=3, mean_s=0.2, cv=0.6, seed=seed) for seed in range(2)]
-    turns = {"per_turn": rollout.Rolled(1.0, 0.02, 0), "per_trajectory": rollout.Rolled(1.0, 0.01, 1)}
+    turns = {"per_turn": rollout.Rolled(1.0, 0.02, 0, {}), "per_trajectory": rollout.Rolled(1.0, 0.01, 1, {})}
     limits = [rollout.bound(one, "per_turn", turns) for one in drawn]
     found = [
         {
@@ -284,11 +370,12 @@ def test_a_rollouts_bound_has_each_schedules_own_time_of_a_turn() -> None:
     """Fewer environments generate at once without a barrier: that turns are shorter then can be gained as well."""
     draw = rollout.Draw(environments=8, batches=2, mean_s=0.0, cv=0.0, seed=0)
     for own_s, gain in ((0.02, 1.0), (0.01, 2.0)):
-        found = {"per_batch": rollout.Rolled(1.0, 0.02, 0), "per_trajectory": rollout.Rolled(1.0, own_s, 0)}
+        found = {"per_batch": rollout.Rolled(1.0, 0.02, 0, {}), "per_trajectory": rollout.Rolled(1.0, own_s, 0, {})}
         assert rollout.bound(draw, "per_batch", found) == pytest.approx(gain)
 
 
 def test_overhead_is_that_of_the_driver_and_ray() -> None:
-    cpu = run.Cpu({"driver": 0.3, "ray": 0.2, "engines": 5.0, "trainer": 4.5})
-    ran = run.Ran(rate=figures.rate(steps((0, 1), (1, 2)), 1), cpu=cpu, steps=[], rewards=[], tokens=1.0)
+    cpu = run.Cpu({"driver": 0.3, "ray": 0.2, "engines": 5.0, "trainer": 4.5}, 5.0)
+    rate = figures.rate(steps((0, 1), (1, 2)), 1)
+    ran = run.Ran(rate=rate, cpu=cpu, steps=[], rewards=[], tokens=1.0, sampled_over_trained=1.0)
     assert overhead.case("multi", [ran])["value"] == pytest.approx(0.05)
