@@ -47,7 +47,7 @@ LOSSES = [
     GSPO(kind="gspo", eps_clip_low=0.05, eps_clip_high=0.07),
     CISPO(kind="cispo", eps_clip_low=0.4, eps_clip_high=0.5),
 ]
-CORRECTIONS = [
+CORRECTIONS: list[Any] = [
     PLAIN,
     ClipCorrection(cap=1.6),
     TruncatedIS(kind="tis", cap=1.3),
