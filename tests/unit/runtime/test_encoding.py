@@ -96,7 +96,10 @@ CALLS = (
     | of(Close, **ASKED)
     | of(Score, **ASKED, task=TEXT, text=TEXT, metrics=NAMES)
 )
-ROWS = of(Row, ids=vectors("i8"), positions=vectors("i8"), targets=vectors("i8"), behaviour=vectors("f4"))
+ROWS = of(
+    Row, ids=vectors("i8"), positions=vectors("i8"), targets=vectors("i8"), behaviour=vectors("f4"),
+    log_kept=maybe(vectors("f4")),
+)  # fmt: skip
 LOSS_ROWS = of(
     LossRow, key=st.tuples(TEXT, INTS), row=ROWS, advantage=FLOATS, token_weight=FLOATS, share=FLOATS,
     fresh=maybe(vectors("?")),
