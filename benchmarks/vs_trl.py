@@ -72,8 +72,8 @@ SAMPLED_APART = 0.1
 both."""
 LEARNING_LR = 1e-3
 LEARNING_TASKS = ("single", "multi")
-"""In the first reward grows all the while; in the second, of some seconds, both sides come to the plateau of policies that do
-not look at the map."""
+"""In the first reward grows all the while; in the second policies that do not look at the map are a plateau, soon reached, and
+the question is who leaves it."""
 INITIAL_REWARD = {"single": 0.0018, "multi": 0.036, "latency": 0.036}
 """Mean reward of the initial policy, which is uniform over 512 ids but for its random weights. `single`: 1/512 of the tokens
 is the letter, and some turns end early. `multi`: 1500 episodes of uniform ids."""
