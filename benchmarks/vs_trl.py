@@ -71,6 +71,8 @@ SAMPLED_APART = 0.1
 """Largest difference of what our arm sampled in a measurement from what it trained in it; beyond it the rate is not that of
 both."""
 LEARNING_LR = 1e-3
+EARLIER = (0.2, 0.4, 0.6, 0.8)
+"""Shares of the wall time of a learning run after which its rewards are compared as well."""
 LEARNING_TASKS = ("single", "multi")
 """In the first reward grows all the while; in the second policies that do not look at the map are a plateau, soon reached, and
 the question is who leaves it."""
@@ -146,12 +148,27 @@ def learned(
         curves = [over_time(one, wall_s) for one in runs]
         return {"reward": round(statistics.median(found), 4), "rewards": found, "curves": curves}
 
+    earlier = {f"{share * wall_s:g}": _after(ours, theirs, share * wall_s) for share in EARLIER}
     return {
         "case": f"{task}_learning", "difference_median": round(apart, 4), "pairs": len(ours), "target": 0.0,
         "met": None if nothing else apart >= 0.0, "least_reward": least,
         **({"note": "nothing learned"} if nothing else {}), **(spread(ratios) if len(ratios) == len(ours) else {}),
-        "ours": side(ours, 0), "theirs": {**side(theirs, 1), **peer_setting}, "wall_s": wall_s, **more,
+        "ours": side(ours, 0), "theirs": {**side(theirs, 1), **peer_setting}, "wall_s": wall_s, "after_s": earlier, **more,
     }  # fmt: skip
+
+
+def _after(ours: Sequence[Rewards], theirs: Sequence[Rewards], wall_s: float) -> dict[str, float] | None:
+    """The same comparison had it ended after `wall_s`; None where a run had no batch in the last part of that."""
+    try:
+        last = [(last_reward(one, wall_s), last_reward(other, wall_s)) for one, other in zip(ours, theirs, strict=True)]
+    except PeerFailed:
+        return None
+    return {
+        "ours": round(statistics.median(one for one, _ in last), 4),
+        "theirs": round(statistics.median(other for _, other in last), 4),
+        "difference_median": round(statistics.median(one - other for one, other in last), 4),
+        "above": sum(one > other for one, other in last),
+    }
 
 
 def judged(one: dict[str, Any]) -> dict[str, Any]:

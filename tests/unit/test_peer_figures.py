@@ -379,3 +379,12 @@ def test_overhead_is_that_of_the_driver_and_ray() -> None:
     rate = figures.rate(steps((0, 1), (1, 2)), 1)
     ran = run.Ran(rate=rate, cpu=cpu, steps=[], rewards=[], tokens=1.0, sampled_over_trained=1.0)
     assert overhead.case("multi", [ran])["value"] == pytest.approx(0.05)
+
+
+def test_rewards_are_compared_after_less_time_as_well() -> None:
+    """Of the same runs; where a run had no batch in the last fifth of that time there is nothing to compare."""
+    ours, theirs = ([[(9.5, one), (23.0, 2 * one), (60.0, 9.0)]] for one in (0.5, 0.25))
+    found = vs_trl.learned("multi", ours, theirs, {}, wall_s=60.0)
+    assert found["after_s"] == {
+        "12": None, "24": {"ours": 1.0, "theirs": 0.5, "difference_median": 0.5, "above": 1}, "36": None, "48": None,
+    }  # fmt: skip
