@@ -56,7 +56,7 @@ def test_the_run_ends_with_the_cause_when_the_last_engine_cannot_fetch() -> None
     sim = simulate(a_config(tasks, failure={"restarts": 0}), tasks, cluster)
     assert isinstance(sim.error, RunFailed)
     assert str(sim.error).splitlines() == [
-        "a worker of role mixed was lost 1 times with no step trained (failure.restarts=0), and none is left",
+        "a worker of role mixed was lost once with no step trained (failure.restarts=0), and none is left",
         "store torn: bucket 3 is short",
     ]
 

@@ -91,7 +91,8 @@ class Elastic:
         when there are none.
         """
         most = self.restarts.most
-        given_up = f"a worker of role {role} was lost {most + 1} times with no step trained (failure.restarts={most})"
+        often = f"{most + 1} times" if most else "once"
+        given_up = f"a worker of role {role} was lost {often} with no step trained (failure.restarts={most})"
         seat = self._seats.get(lease, role)
         place = self._places.get(lease, Placement(role=role))
         self._starting[role] += 1

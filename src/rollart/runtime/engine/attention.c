@@ -47,17 +47,15 @@ static inline void softmax(float *scores, int64_t n) {
 #define DEFINE(TYPE, T)                                                                                                  \
     static inline __attribute__((always_inline)) void scores_##TYPE(const float *query, const T *keys, const T *values,  \
         float *scores, int64_t from, int64_t to, int64_t sharing, int64_t capacity, const int64_t size) {                \
-        float key[256];                                                                                                  \
         for (int64_t t = from; t < to; t++) {                                                                            \
             const T *stored = keys + t * size;                                                                           \
             for (int64_t line = 0; line < size; line += 64 / (int64_t)sizeof(T)) {                                       \
                 __builtin_prefetch(stored + AHEAD * size + line, 0, 3);                                                  \
                 __builtin_prefetch(values + t * size + line, 0, 2);                                                      \
             }                                                                                                            \
-            for (int64_t d = 0; d < size; d++) key[d] = wide_##TYPE(stored[d]);                                          \
             for (int64_t s = 0; s < sharing; s++) {                                                                      \
                 float sum = 0.0f;                                                                                        \
-                for (int64_t d = 0; d < size; d++) sum += query[s * size + d] * key[d];                                  \
+                for (int64_t d = 0; d < size; d++) sum += query[s * size + d] * wide_##TYPE(stored[d]);                  \
                 scores[s * capacity + t] = sum;                                                                          \
             }                                                                                                            \
         }                                                                                                                \
