@@ -212,7 +212,7 @@ def test_when_the_last_producer_dies_the_run_ends_with_its_error(tmp_path: Path,
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
         assert time.monotonic() - began < 60
-        assert f"a worker of role {role} was lost 1 times" in err
+        assert f"a worker of role {role} was lost once" in err
         assert "and none is left" in err
         assert f"{'env' if role == 'env' else 'engine'} lost: " in err
         assert_gone(processes)
