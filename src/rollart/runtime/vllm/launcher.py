@@ -46,7 +46,10 @@ def main(folder: Path, command: list[str]) -> int:
         preexec_fn=_die_with_parent,  # noqa: PLW1509 - there is no other thread yet
     )
 
+    told_to_end = threading.Event()
+
     def end(*_: int | FrameType | None) -> NoReturn:
+        told_to_end.set()
         _end_group(server)
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
@@ -60,6 +63,8 @@ def main(folder: Path, command: list[str]) -> int:
     signal.signal(signal.SIGINT, end)
     threading.Thread(target=until_end_of_input, daemon=True).start()
     code = server.wait()
+    if told_to_end.is_set():  # it went because it was told to, and the thread that told it may not have ended us yet
+        end()
     _end_group(server)
     shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
