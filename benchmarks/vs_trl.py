@@ -137,7 +137,7 @@ def learned(
 ) -> dict[str, Any]:  # fmt: skip
     """The case of two runs a seed: met when the median difference of their last rewards is not against us, neither met nor
     missed (null) when neither side learned anything."""
-    last = [(last_reward(one, wall_s), last_reward(other, wall_s)) for one, other in zip(ours, theirs, strict=True)]
+    last = _last(ours, theirs, wall_s)
     apart = statistics.median(one - other for one, other in last)
     least = LEAST_REWARD[task]
     ratios = [one / other for one, other in last if other > least]
@@ -157,10 +157,15 @@ def learned(
     }  # fmt: skip
 
 
+def _last(ours: Sequence[Rewards], theirs: Sequence[Rewards], wall_s: float) -> list[tuple[float, float]]:
+    """Both last rewards of each seed. Raises PeerFailed."""
+    return [(last_reward(one, wall_s), last_reward(other, wall_s)) for one, other in zip(ours, theirs, strict=True)]
+
+
 def _after(ours: Sequence[Rewards], theirs: Sequence[Rewards], wall_s: float) -> dict[str, float] | None:
     """The same comparison had it ended after `wall_s`; None where a run had no batch in the last part of that."""
     try:
-        last = [(last_reward(one, wall_s), last_reward(other, wall_s)) for one, other in zip(ours, theirs, strict=True)]
+        last = _last(ours, theirs, wall_s)
     except PeerFailed:
         return None
     return {

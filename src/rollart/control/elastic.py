@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rollart.config.placement import Placement
 from rollart.control.waits import WaitExpired, Waits
-from rollart.core.errors import RunFailed, describe, failure
+from rollart.core.errors import RunFailed, describe, failure, times
 from rollart.core.events import Recorder
 from rollart.core.resources import Lease
 from rollart.core.types import Failure, Role
@@ -91,8 +91,7 @@ class Elastic:
         when there are none.
         """
         most = self.restarts.most
-        often = f"{most + 1} times" if most else "once"
-        given_up = f"a worker of role {role} was lost {often} with no step trained (failure.restarts={most})"
+        given_up = f"a worker of role {role} was lost {times(most + 1)} with no step trained (failure.restarts={most})"
         seat = self._seats.get(lease, role)
         place = self._places.get(lease, Placement(role=role))
         self._starting[role] += 1

@@ -124,6 +124,11 @@ def failure(where: Boundary, kind: str, detail: str = "", *, retryable: bool = T
     return Failure(where=where, kind=kind, retryable=retryable, detail=detail)
 
 
+def times(count: int) -> str:
+    """How often, as a message says it."""
+    return "once" if count == 1 else f"{count} times"
+
+
 def describe(value: Failure) -> str:
     """One line: boundary, kind, detail."""
     return f"{value.where} {value.kind}: {value.detail}" if value.detail else f"{value.where} {value.kind}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rollart.core.errors import times
 from rollart.observe.metric_rows import STEP, Row
 
 Severity = Literal["bad", "warn", "note"]
@@ -69,10 +70,6 @@ def _tasks(summary: Mapping[str, Any]) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _weights(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advice]:
@@ -157,7 +154,7 @@ def _balance(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[Advic
 def _trainer_away(away: float, idle: float, summary: Mapping[str, Any]) -> Advice:
     """Where steps are not what takes the time, nothing that makes them shorter helps."""
     lost = summary.get("interruptions", {}).get("trainer")
-    went = f"checkpoints and recovery (it was lost {_times(lost['count'])})" if lost else "checkpoints"
+    went = f"checkpoints and recovery (it was lost {times(lost['count'])})" if lost else "checkpoints"
     pays = "trainers that are lost less often, or start and load sooner, or another checkpoint.every"
     if not lost:
         went += ", or to standing by until engines serve a version (schedule.sync_order=paper)"
@@ -245,7 +242,7 @@ def _environments(steps: Sequence[Row], summary: Mapping[str, Any]) -> Iterator[
     if failed and failed / ended >= FAILING:
         most = max(by["failed"], key=lambda kind: by["failed"][kind])
         text = (
-            f"{_percent(failed / ended)} of the attempts failed, most often with {most} ({_times(by['failed'][most])})."
+            f"{_percent(failed / ended)} of the attempts failed, most often with {most} ({times(by['failed'][most])})."
         )
         yield Advice(code="failures", severity="warn", text=text)
     recent = steps[-RECENT:]
