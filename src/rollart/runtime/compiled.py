@@ -27,9 +27,13 @@ from rollart.core.errors import StoreError
 from rollart.runtime.made_once import made_once
 
 FOLDER = Path(__file__).parent
-DECODING = (FOLDER / "engine" / "attention.c",)
-TRAINING = (FOLDER / "trainer" / "passes.c", FOLDER / "trainer" / "attention_passes.c")
+PASSES = FOLDER / "passes.c"
+DECODING = (*(FOLDER / "engine" / name for name in ("attention.c", "heads.c", "drawing.c")), PASSES)
+TRAINING = (PASSES, FOLDER / "trainer" / "attention_passes.c")
 """Sources of one library each, which is named after the first."""
+NORM_FORWARD = (*(ctypes.c_void_p,) * 4, ctypes.c_float, *(ctypes.c_int64,) * 2)
+GATE_FORWARD = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 2)
+"""Arguments of the functions of `PASSES` that both call."""
 COMPILERS = ("cc", "gcc", "clang")
 """The first that is found is used."""
 # Sums may be taken in another order; values that are not finite keep their meaning (-ffast-math would lose it).

@@ -20,6 +20,7 @@ from rollart.runtime.engine.live_weights import LiveWeights
 from rollart.runtime.engine.model import Decoder
 from rollart.runtime.engine.named_weights import NamedWeights
 from rollart.runtime.engine.native import DecodeKernel, decode_kernel
+from rollart.runtime.engine.sampler import Plain
 from rollart.runtime.engine.shape import Sizes, shape_of
 
 Path = Literal["auto", "fast", "transformers"]
@@ -42,6 +43,11 @@ class Backend:
     stairs: Tensor
     """The `staircase` that masks are cut from."""
     decoding: Native[DecodeKernel]
+
+    @property
+    def draw(self) -> Plain | None:
+        """By what rows that are plain are drawn, if not by torch."""
+        return None if self.decoding.kernel is None else self.decoding.kernel.draw
 
     @property
     def reads_alone(self) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rollart.runtime.engine.cache import Ints, KVCache, on_device
-from rollart.runtime.engine.reads import Reads, reads_of
+from rollart.runtime.engine.reads import Reads, by_token, reads_of
 
 WIDTH_WASTE = 2
 """Chunks shorter than 1/2 of a group's widest start a new group: padding costs at most as much as the work itself."""
@@ -28,6 +28,8 @@ SLICE_SPAN = 1.5
 attention over a hole does not."""
 REACH_WASTE = 0.67
 """Rows that are copied anyway and are shorter than 2/3 of the longest form a group of their own."""
+ALONE_WIDTH = 32
+"""Chunks of up to this many tokens are attended token by token where decoding rows are attended one by one."""
 MIN_QUERIES = 16
 MIN_ROWS = 4
 """Groups of fewer queries or rows cost more in calls than they save in padding."""
@@ -54,7 +56,7 @@ class Group:
     mask: Tensor | None
     """(rows, 1, width, reach), 0 or -inf, added to the scores; None: all is visible."""
     reads: Reads | None
-    """What each row reads, where rows are attended one by one; `memory` is empty then."""
+    """What each token reads, where they are attended one by one, as rows of width 1; `memory` is empty then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class Layout(NamedTuple):
     stairs: Tensor
     """The `staircase` that masks are cut from."""
     alone: bool
-    """Rows of one token are attended one by one, each over its own length: one group, no mask."""
+    """Tokens of chunks up to `ALONE_WIDTH` are attended one by one, each over its own length: one group, no mask."""
     families: Ints | None
     """Equal numbers for slots that may begin alike, for reading that once; None: every row reads its own."""
 
@@ -146,7 +148,7 @@ def _alike(slots: Ints, starts: Ints, widths: Ints, alone: bool) -> list[Part]:
     while start < len(widths):
         widest = -int(falling[start])
         # Rows of width 1 are never padded to 2: they are the decoding rows, the many.
-        narrowest = max(2, -(-widest // WIDTH_WASTE)) if widest > 1 else 1
+        narrowest = 1 if widest == 1 or _reads(widest, alone) else max(2, -(-widest // WIDTH_WASTE))
         stop = int(np.searchsorted(falling, -narrowest, side="right"))
         parts += _by_reach(by_width[start:stop], slots, ends, widest, alone)
         start = stop
@@ -156,7 +158,7 @@ def _alike(slots: Ints, starts: Ints, widths: Ints, alone: bool) -> list[Part]:
 def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int, alone: bool) -> list[Part]:
     part = part[np.argsort(slots[part])]
     fewest = max(MIN_ROWS, MIN_QUERIES // width)
-    if (alone and width == 1) or len(part) < 2 * fewest or _span(slots[part]) <= SLICE_SPAN * len(part):
+    if _reads(width, alone) or len(part) < 2 * fewest or _span(slots[part]) <= SLICE_SPAN * len(part):
         return [(part, width)]
     by_reach = part[np.argsort(-ends[part], kind="stable")]
     falling = -ends[by_reach]
@@ -170,6 +172,11 @@ def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int, alone: bool) -> l
         start = cut
     parts.append(by_reach[start:])
     return [(piece[np.argsort(slots[piece])], width) for piece in parts]
+
+
+def _reads(width: int, alone: bool) -> bool:
+    """Whether each token of rows of up to this width is attended for itself."""
+    return alone and width <= ALONE_WIDTH
 
 
 def _joined(parts: list[Part]) -> Ints:
@@ -197,10 +204,10 @@ def _groups(
 
 def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, positions: Ints, layout: Layout) -> Group:
     n_rows, n_tokens, reach, stairs = len(slots), len(positions), int(ends.max()), layout.stairs
-    if width == 1 and layout.alone:
-        reads = reads_of(layout.token_table, layout.families, slots, ends)
+    if _reads(width, layout.alone):
+        reads = by_token(reads_of(layout.token_table, layout.families, slots, ends), widths, positions)
         return Group(
-            tokens=tokens, rows=n_rows, width=1, reach=reach, memory=slice(0, 0), spread=None, collect=None, mask=None,
+            tokens=tokens, rows=n_tokens, width=1, reach=reach, memory=slice(0, 0), spread=None, collect=None, mask=None,
             reads=reads,
         )  # fmt: skip
     memory: slice | Tensor

@@ -275,7 +275,8 @@ class EngineCore:
     def _sample(self, slots: Ints, logits: Tensor) -> list[Answer]:
         """Append one token to each of `slots`; answers for those that end with it."""
         table = self._table
-        tokens, logprobs, log_kept = draw(logits, table.uniforms(slots), table.special(slots))
+        uniform, special = table.uniforms(slots), table.special(slots)
+        tokens, logprobs, log_kept = draw(logits, uniform, special, plain=self._backend.draw)
         answers = []
         finite = np.isfinite(logprobs)
         if not finite.all():

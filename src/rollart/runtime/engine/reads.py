@@ -1,4 +1,4 @@
-"""Which keys and values each decoding row reads: its own, and what siblings begin with alike from one of them for all.
+"""Which keys and values each row, or token of its newest chunk, reads: its own, and what siblings have alike from one of them.
 
 Owns the choice. Invariants: what a row reads from its leader's slot are tokens that both have, compared id by id in the same
 step, so they are what the row would have computed; its newest token is always its own. Decoding is bound by reading memory:
@@ -39,3 +39,12 @@ def reads_of(token_table: np.ndarray, families: Ints | None, slots: Ints, ends: 
         alike = np.where(unlike.any(1), unlike.argmax(1), widest)
         shared[followers] = np.minimum(alike, most[followers])
     return Reads(slots=slots, lead=slots[leaders], shared=shared, ends=np.ascontiguousarray(ends))
+
+
+def by_token(reads: Reads, widths: Ints, positions: Ints) -> Reads:
+    """The same for each of a row's newest `widths` tokens, at `positions` (sum of widths,): none looks past itself."""
+    if len(positions) == len(widths):
+        return reads
+    row = np.repeat(np.arange(len(widths)), widths)
+    shared = np.minimum(reads.shared[row], positions)
+    return Reads(slots=reads.slots[row], lead=reads.lead[row], shared=shared, ends=positions + 1)

@@ -8,6 +8,7 @@ blocks of ids, whose masses are sums in float32, then within one: the same funct
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ BELOW_ONE = 1.0 - 2.0**-53
 """The largest float64 below 1; times any sum it is below that sum."""
 
 Floats = NDArray[np.float32]
+Plain = Callable[[Tensor, NDArray[np.float64]], tuple[NDArray[np.int64], Floats]]
+"""Ids and log-probabilities for logits (n, vocab) in float32 at uniforms (n,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +73,38 @@ def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[
 
 
 def draw(
-    logits: Tensor, uniform: NDArray[np.float64], special: Special | None = None
+    logits: Tensor, uniform: NDArray[np.float64], special: Special | None = None, *, plain: Plain | None = None
 ) -> tuple[NDArray[np.int64], Floats, Floats | None]:
     """Token ids, log-probabilities (after temperature, before truncation) and log kept mass, each (n,).
 
     `uniform` is (n,), in (0, 1). Without `special` every row is plain: temperature 1, nothing truncated. Kept mass is None
     when no row truncates, and 0 (log of 1) for rows that do not. A row whose logits are not finite gets a log-probability
-    that is not finite; its id is then meaningless.
+    that is not finite; its id is then meaningless. `plain`: what draws rows that neither truncate nor are greedy, if not torch.
     """
-    logits, drawn = logits.float(), on_device(uniform, logits.device)[:, None]
+    logits = logits.float()
     if special is not None:
         logits = logits / on_device(special.temperature, logits.device)[:, None]
-    masses = logits.softmax(-1)
+    if plain is not None:
+        return _drawn_by(plain, logits, uniform, special)
+    masses, drawn = logits.softmax(-1), on_device(uniform, logits.device)[:, None]
     tokens = (_drawn if logits.shape[1] <= WHOLE_VOCAB else _drawn_by_blocks)(masses, drawn)
     log_kept = None if special is None else _apply_special(tokens, logits, masses, drawn, special)
     chosen, scores = _to_host(tokens, masses.gather(1, tokens).log_())
     return chosen, scores, log_kept
+
+
+def _drawn_by(
+    plain: Plain, logits: Tensor, uniform: NDArray[np.float64], special: Special | None
+) -> tuple[NDArray[np.int64], Floats, Floats | None]:
+    """Of logits on the CPU, after temperature."""
+    ids, logprobs = plain(logits, uniform)
+    if special is None:
+        return ids, logprobs, None
+    again = special.greedy | special.truncates
+    tokens, masses = torch.from_numpy(ids)[:, None], logits.softmax(-1)
+    log_kept = _apply_special(tokens, logits, masses, torch.from_numpy(uniform)[:, None], special)
+    logprobs[again] = masses.gather(1, tokens).log_()[:, 0].numpy()[again]
+    return ids, logprobs, log_kept
 
 
 def _drawn(masses: Tensor, uniform: Tensor) -> Tensor:

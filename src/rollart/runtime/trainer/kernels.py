@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollart.runtime.compiled import TRAINING, Helpers, Native, Wanted, native
+from rollart.runtime.compiled import GATE_FORWARD, NORM_FORWARD, TRAINING, Helpers, Native, Wanted, native
 from rollart.runtime.trainer.packing import Runs
 
-NORM_FORWARD = (*(ctypes.c_void_p,) * 4, ctypes.c_float, *(ctypes.c_int64,) * 2)
 NORM_BACKWARD = (*(ctypes.c_void_p,) * 8, *(ctypes.c_int64,) * 2)
-GATE_FORWARD = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 2)
 GATE_BACKWARD = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 2)
 TARGET = (*(ctypes.c_void_p,) * 4, ctypes.c_float, *(ctypes.c_int64,) * 2)
 ATTEND = (ctypes.c_void_p, *(ctypes.c_int64,) * 3)

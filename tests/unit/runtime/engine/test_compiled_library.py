@@ -37,7 +37,7 @@ def test_without_a_compiler_the_names_that_were_looked_for_are_told(tmp_path: Pa
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("echo no licence for that >&2; exit 1", "cc does not compile attention.c: no licence for that"),
+        ("echo no licence for that >&2; exit 1", "passes.c: no licence for that"),
         ("exit 0", "nothing was made"),
         ('while [ "$1" != -o ]; do shift || exit 0; done; echo garbage > "$2"', "attention.so"),
         ("sleep 60 & wait", "--version .. had not ended after 0.2 s"),

@@ -16,8 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rollart.core.errors import EngineError
 from rollart.runtime.compiled import COMPILERS, Wanted
+from rollart.runtime.engine.batch import ALONE_WIDTH
 from rollart.runtime.engine.native import DecodeKernel, decode_kernel, even_parts
-from rollart.runtime.engine.reads import Reads, reads_of
+from rollart.runtime.engine.reads import Reads, by_token, reads_of
 
 CPU = torch.device("cpu")
 CAPACITY = 40
@@ -175,3 +176,34 @@ def test_shares_are_as_exact_as_the_kernel_says() -> None:
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     exponential, rest = 1e-7 if "fma" in flags else 4e-6, 3 * 2**-24
     assert off.max() < exponential + rest, "beside the exponential: a sum, a quotient, a product"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=6))
+def test_each_token_of_a_chunk_reads_up_to_itself(rows: list[tuple[int, int, int]]) -> None:
+    """Rows of (family, tokens, newest of them that are computed)."""
+    table = np.zeros((len(rows), 16), np.int32)
+    slots, ends = np.arange(len(rows)), np.array([end for _, end, _ in rows])
+    widths = np.minimum(np.array([width for *_, width in rows]), ends)
+    positions = np.concatenate([np.arange(end - width, end) for end, width in zip(ends, widths, strict=True)])
+    whole = reads_of(table, np.array([family for family, *_ in rows]), slots, ends)
+    each = by_token(whole, widths, positions)
+    assert np.array_equal(each.ends, positions + 1)
+    assert np.array_equal(each.slots, np.repeat(whole.slots, widths))
+    assert np.array_equal(each.lead, np.repeat(whole.lead, widths))
+    assert (each.shared < each.ends).all()
+    assert (each.shared <= np.repeat(whole.shared, widths)).all()
+
+
+@pytest.mark.parametrize("width", [2, ALONE_WIDTH, ALONE_WIDTH + 1])
+def test_chunks_are_computed_the_same_with_and_without_the_kernel(width: int) -> None:
+    first, found = random_ids(40), []
+    for native in ("auto", "off"):
+        core = engine(native=native)
+        core.submit([request(f"train/t/0/{n // 3}/{n % 3}", first, max_tokens=5 + n) for n in range(6)])
+        answers = by_traj(core)
+        seconds = {traj: [*first, *ids(answer), *random_ids(width - 1, 7)] for traj, answer in answers.items()}
+        core.submit([request(traj, context, max_tokens=9, turn=1) for traj, context in seconds.items()])
+        later = by_traj(core)
+        assert all(mismatch(seconds[traj], answer) < 1e-5 for traj, answer in later.items())
+        found.append({traj: ids(answer) for traj, answer in later.items()})
+    assert found[0] == found[1]

@@ -9,7 +9,8 @@ from engine_cases import by_traj, engine, ids, one, payload, random_ids, request
 from numpy.typing import NDArray
 
 from rollart.core.types import Sampling
-from rollart.runtime.engine.sampler import BLOCK, WHOLE_VOCAB, Special, draw, stream_key, uniforms
+from rollart.runtime.engine.native import decode_kernel
+from rollart.runtime.engine.sampler import BLOCK, WHOLE_VOCAB, Plain, Special, draw, stream_key, uniforms
 
 N_DRAWS = 200_000
 SIGMAS = 5.0
@@ -18,6 +19,17 @@ SIGMAS = 5.0
 
 def numbers(seed: int = 0, n: int = N_DRAWS) -> NDArray[np.float64]:
     return uniforms(np.full(n, stream_key(seed), np.uint64), np.arange(n))
+
+
+@pytest.fixture(params=["torch", "compiled"])
+def plain(request: pytest.FixtureRequest) -> Plain | None:
+    """What draws plain rows; None: torch."""
+    if request.param == "torch":
+        return None
+    found = decode_kernel(torch.float32, torch.device("cpu"), 32)
+    if found.kernel is None:
+        pytest.skip(found.why)
+    return found.kernel.draw
 
 
 def many(sampling: Sampling, n: int = N_DRAWS) -> Special:
@@ -63,11 +75,11 @@ def exact(scores: NDArray[np.float64], sampling: Sampling) -> tuple[NDArray[np.f
         Sampling(top_p=1e-9),
     ],
 )
-def test_frequencies_and_kept_mass_are_those_of_the_exact_distribution(sampling: Sampling) -> None:
+def test_frequencies_and_kept_mass_are_those_of_the_exact_distribution(sampling: Sampling, plain: Plain | None) -> None:
     scores = np.array([1.5, -0.3, 0.9, 0.0, 2.1, -2.0, 0.4, 1.1])
     special = None if sampling == Sampling() else many(sampling)
     rows = torch.tensor(scores, dtype=torch.float32).expand(N_DRAWS, -1)
-    tokens, logprobs, log_kept = draw(rows, numbers(), special)
+    tokens, logprobs, log_kept = draw(rows, numbers(), special, plain=plain)
     wanted, kept_mass = exact(scores, sampling)
     deviation = np.sqrt(wanted * (1 - wanted) / N_DRAWS)
     got = np.bincount(tokens, minlength=len(scores)) / N_DRAWS
@@ -83,17 +95,17 @@ def test_frequencies_and_kept_mass_are_those_of_the_exact_distribution(sampling:
         assert log_kept is None
 
 
-def test_rows_of_one_batch_keep_their_own_parameters() -> None:
+def test_rows_of_one_batch_keep_their_own_parameters(plain: Plain | None) -> None:
     scores = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).repeat_interleave(500, 0)
     kinds = [Sampling(temperature=0.0), Sampling(top_k=2), Sampling(temperature=2.0), Sampling(top_p=0.3, min_p=0.1)]
     parts = [many(kind, 500) for kind in kinds]
     together = Special(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in Special.__slots__})
     uniform = numbers(n=2000)
-    tokens, logprobs, log_kept = draw(scores, uniform, together)
+    tokens, logprobs, log_kept = draw(scores, uniform, together, plain=plain)
     assert log_kept is not None
     for n, part in enumerate(parts):
         rows = slice(500 * n, 500 * (n + 1))
-        alone = draw(scores[rows], uniform[rows], part)
+        alone = draw(scores[rows], uniform[rows], part, plain=plain)
         assert np.array_equal(tokens[rows], alone[0])
         assert np.array_equal(logprobs[rows], alone[1])
         assert np.array_equal(log_kept[rows], np.zeros(500) if alone[2] is None else alone[2])
@@ -113,14 +125,14 @@ def test_uniforms_are_open_even_and_without_pattern_over_neighbouring_seeds_and_
         assert abs(neighbours.mean() * 12) < SIGMAS / 300
 
 
-def test_the_largest_uniform_still_draws_a_token_that_exists() -> None:
+def test_the_largest_uniform_still_draws_a_token_that_exists(plain: Plain | None) -> None:
     scores = torch.full((2, 7), -1000.0)
     scores[:, 2], scores[:, 4] = 0.0, 0.0
-    assert draw(scores, np.array([2.0**-53, 1 - 2.0**-53]))[0].tolist() == [2, 4]
+    assert draw(scores, np.array([2.0**-53, 1 - 2.0**-53]), plain=plain)[0].tolist() == [2, 4]
 
 
 @pytest.mark.parametrize(("vocab", "kept"), [(WHOLE_VOCAB + 1, 1.0), (50 * BLOCK, 0.01), (40 * BLOCK + 7, 0.001)])
-def test_a_draw_by_blocks_is_the_draw_from_the_whole(vocab: int, kept: float) -> None:
+def test_a_draw_by_blocks_is_the_draw_from_the_whole(vocab: int, kept: float, plain: Plain | None) -> None:
     draws = torch.Generator().manual_seed(vocab)
     scores = torch.randn(64, vocab, generator=draws) * 3
     scores[torch.rand(64, vocab, generator=draws) >= kept] = -1000.0
@@ -129,7 +141,7 @@ def test_a_draw_by_blocks_is_the_draw_from_the_whole(vocab: int, kept: float) ->
     close = 1e-6
     for n in range(20):
         uniform = edges if n == 0 else numbers(n, 64)
-        tokens, logprobs, _ = draw(scores, uniform)
+        tokens, logprobs, _ = draw(scores, uniform, plain=plain)
         full = scores.double().softmax(-1)
         below = full.cumsum(-1).numpy()
         rows = np.arange(64)
@@ -171,3 +183,32 @@ def test_kept_mass_comes_with_truncated_requests_only() -> None:
     assert np.all(kept < 0.0)
     assert answers["whole"].log_kept_mass is None
     assert answers["greedy"].log_kept_mass is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_has_no_log_probability(bad: float, plain: Plain | None) -> None:
+    for place in (0, 5, 69):
+        scores = torch.zeros(3, 70)
+        scores[1, place] = bad
+        _, logprobs, _ = draw(scores, np.full(3, 0.5), plain=plain)
+        assert np.isfinite(logprobs).tolist() == [True, False, True]
+
+
+def test_both_ways_to_draw_give_the_same_tokens() -> None:
+    found = decode_kernel(torch.float32, torch.device("cpu"), 32).kernel
+    if found is None:
+        pytest.skip("no C compiler here")
+    scores = torch.randn(2000, 517, generator=torch.Generator().manual_seed(0)) * 4
+    rules = [Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.0), Sampling(top_p=0.6), Sampling(top_k=5)]
+    by_rule = [many(rule, 400) for rule in rules]
+    names = ("greedy", "temperature", "truncates", "top_k", "top_p", "min_p")
+    special = Special(**{name: np.concatenate([getattr(one, name) for one in by_rule]) for name in names})
+    for wanted in (None, special):
+        (ids_1, scores_1, kept_1), (ids_2, scores_2, kept_2) = (
+            draw(scores, numbers(3, 2000), wanted, plain=way) for way in (None, found.draw)
+        )
+        assert (ids_1 != ids_2).sum() <= 1, "up to rounding at the border between two tokens"
+        alike = ids_1 == ids_2
+        assert np.allclose(scores_1[alike], scores_2[alike], atol=2e-6)
+        assert (kept_1 is None) == (kept_2 is None) == (wanted is None)
+        assert kept_1 is None or kept_2 is None or np.array_equal(kept_1, kept_2)

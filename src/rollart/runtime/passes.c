@@ -1,7 +1,7 @@
 /* What a model computes between its matrix products, forward and backward, each in one pass over memory.
  *
  * Everything is float32, rows lie one behind the other. Sums over many rows are taken in parts of SUMMED rows, whose sums are
- * then added: the error grows with the parts, not with the rows. Of attention: `attention_passes.c`. */
+ * then added: the error grows with the parts, not with the rows. Of attention: `trainer/attention_passes.c`. */
 
 #include <math.h>
 #include <stdint.h>
@@ -9,18 +9,18 @@
 #include <string.h>
 
 #include "exponential.h"
+#include "largest.h"
 
 #define SUMMED 64
-#define WIDE 16
 
-/* out = x / rms(x) * weight, scale = 1 / rms(x); x is (rows, width). */
+/* out = x / rms(x) * weight, scale = 1 / rms(x) or not told where it is null; x is (rows, width). */
 void norm_forward(const float *x, const float *weight, float *out, float *scale, float eps, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows; i++) {
         const float *in = x + i * width;
         float *to = out + i * width, squares = 0.0f;
         for (int64_t j = 0; j < width; j++) squares += in[j] * in[j];
         const float s = 1.0f / sqrtf(squares / (float)width + eps);
-        scale[i] = s;
+        if (scale) scale[i] = s;
         for (int64_t j = 0; j < width; j++) to[j] = in[j] * s * weight[j];
     }
 }
@@ -78,18 +78,6 @@ void gate_backward(const float *both, const float *grad, float *by_both, int64_t
             by_up[j] = g[j] * opened;
         }
     }
-}
-
-/* The largest of n numbers, or NaN where the first is one. */
-static inline float largest(const float *x, int64_t n) {
-    float tops[WIDE], top = x[0];
-    for (int64_t l = 0; l < WIDE; l++) tops[l] = top;
-    int64_t j = 0;
-    for (; j + WIDE <= n; j += WIDE)
-        for (int64_t l = 0; l < WIDE; l++) tops[l] = x[j + l] > tops[l] ? x[j + l] : tops[l];
-    for (; j < n; j++) top = x[j] > top ? x[j] : top;
-    for (int64_t l = 0; l < WIDE; l++) top = tops[l] > top ? tops[l] : top;
-    return top;
 }
 
 /* Log-softmax of (rows, vocabulary) logits times `factor` at the targets, and the logarithm that normalises each row. Returns
