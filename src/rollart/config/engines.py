@@ -36,8 +36,9 @@ class EngineConfig(Node):
     """Whose forward pass: the engine's own (`fast`: llama, qwen2, qwen3), the model's definition in transformers, or the
     first that the model allows."""
     native: Literal["auto", "off", "required"] = "auto"
-    """Whether decoding attends by the kernel that the C compiler of the machine makes (`fast` on a CPU): where there is one,
-    never, or always, so that an engine without it does not start. A run without it says why."""
+    """Whether decoding attends and draws, and in fp32 computes all between its matrix products, by the functions that the C
+    compiler of the machine makes (`fast` on a CPU): where there is one, never, or always, so that an engine without it does not
+    start. A run without it says why."""
 
 
 class VllmEngine(Node):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollart.core.errors import EngineError
 from rollart.runtime.compiled import Native, Wanted
-from rollart.runtime.engine.batch import Batch, staircase
+from rollart.runtime.engine.batch import ALONE_WIDTH, Batch, staircase
 from rollart.runtime.engine.cache import KVCache
 from rollart.runtime.engine.live_weights import LiveWeights
 from rollart.runtime.engine.model import Decoder
@@ -50,9 +50,10 @@ class Backend:
         return None if self.decoding.kernel is None else self.decoding.kernel.draw
 
     @property
-    def reads_alone(self) -> bool:
-        """Whether decoding rows are attended one by one, each over its own length, and need no groups of like ones."""
-        return self.decoding.kernel is not None
+    def alone(self) -> int:
+        """Tokens of the widest chunks that are attended one by one, each over its own length; others in groups of like ones."""
+        kernel = self.decoding.kernel
+        return 0 if kernel is None else ALONE_WIDTH if kernel.dtype == torch.float32 else 1
 
 
 def backend_for(

@@ -28,8 +28,9 @@ SLICE_SPAN = 1.5
 attention over a hole does not."""
 REACH_WASTE = 0.67
 """Rows that are copied anyway and are shorter than 2/3 of the longest form a group of their own."""
-ALONE_WIDTH = 32
-"""Chunks of up to this many tokens are attended token by token where decoding rows are attended one by one."""
+ALONE_WIDTH, ALONE_REACH = 32, 512
+"""Where all of a step's chunks that are left have at most so many tokens, and no row reads more, the kernel attends token by
+token in float32: it reads a chunk's keys once for each, which many small calls of torch cost more than."""
 MIN_QUERIES = 16
 MIN_ROWS = 4
 """Groups of fewer queries or rows cost more in calls than they save in padding."""
@@ -91,14 +92,16 @@ class Layout(NamedTuple):
     """(slots, capacity)"""
     stairs: Tensor
     """The `staircase` that masks are cut from."""
-    alone: bool
-    """Tokens of chunks up to `ALONE_WIDTH` are attended one by one, each over its own length: one group, no mask."""
+    alone: int
+    """Tokens of chunks up to this width are attended one by one, each over its own length: one group, no mask; 0: none."""
     families: Ints | None
     """Equal numbers for slots that may begin alike, for reading that once; None: every row reads its own."""
 
 
 def pack(layout: Layout, slots: Ints, starts: Ints, widths: Ints, complete: np.ndarray) -> Batch:
     """Lay out `widths` tokens from position `starts` of each of `slots`. `complete` says whose next token is to be sampled."""
+    if layout.alone > 1 and int((starts + widths).max()) > ALONE_REACH:
+        layout = layout._replace(alone=1)
     parts = _alike(slots, starts, widths, layout.alone)
     order = _joined(parts)
     slots, starts, widths, complete = slots[order], starts[order], widths[order], complete[order]
@@ -138,7 +141,7 @@ def _last(slots: Ints, ends: Ints, tokens: Ints, layout: Layout) -> tuple[Tensor
     return on_device(tokens[order], layout.stairs.device), slots, groups
 
 
-def _alike(slots: Ints, starts: Ints, widths: Ints, alone: bool) -> list[Part]:
+def _alike(slots: Ints, starts: Ints, widths: Ints, alone: int) -> list[Part]:
     """Cut rows into parts of similar width, and of similar reach where they will be copied; each sorted by slot."""
     ends = starts + widths
     by_width = np.argsort(-widths, kind="stable")
@@ -148,17 +151,17 @@ def _alike(slots: Ints, starts: Ints, widths: Ints, alone: bool) -> list[Part]:
     while start < len(widths):
         widest = -int(falling[start])
         # Rows of width 1 are never padded to 2: they are the decoding rows, the many.
-        narrowest = 1 if widest == 1 or _reads(widest, alone) else max(2, -(-widest // WIDTH_WASTE))
+        narrowest = 1 if widest <= max(alone, 1) else max(2, -(-widest // WIDTH_WASTE))
         stop = int(np.searchsorted(falling, -narrowest, side="right"))
         parts += _by_reach(by_width[start:stop], slots, ends, widest, alone)
         start = stop
     return parts
 
 
-def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int, alone: bool) -> list[Part]:
+def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int, alone: int) -> list[Part]:
     part = part[np.argsort(slots[part])]
     fewest = max(MIN_ROWS, MIN_QUERIES // width)
-    if _reads(width, alone) or len(part) < 2 * fewest or _span(slots[part]) <= SLICE_SPAN * len(part):
+    if width <= alone or len(part) < 2 * fewest or _span(slots[part]) <= SLICE_SPAN * len(part):
         return [(part, width)]
     by_reach = part[np.argsort(-ends[part], kind="stable")]
     falling = -ends[by_reach]
@@ -172,11 +175,6 @@ def _by_reach(part: Ints, slots: Ints, ends: Ints, width: int, alone: bool) -> l
         start = cut
     parts.append(by_reach[start:])
     return [(piece[np.argsort(slots[piece])], width) for piece in parts]
-
-
-def _reads(width: int, alone: bool) -> bool:
-    """Whether each token of rows of up to this width is attended for itself."""
-    return alone and width <= ALONE_WIDTH
 
 
 def _joined(parts: list[Part]) -> Ints:
@@ -204,7 +202,7 @@ def _groups(
 
 def _group(tokens: slice, slots: Ints, ends: Ints, widths: Ints, width: int, positions: Ints, layout: Layout) -> Group:
     n_rows, n_tokens, reach, stairs = len(slots), len(positions), int(ends.max()), layout.stairs
-    if _reads(width, layout.alone):
+    if width <= layout.alone:
         reads = by_token(reads_of(layout.token_table, layout.families, slots, ends), widths, positions)
         return Group(
             tokens=tokens, rows=n_tokens, width=1, reach=reach, memory=slice(0, 0), spread=None, collect=None, mask=None,

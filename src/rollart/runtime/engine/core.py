@@ -269,7 +269,7 @@ class EngineCore:
         step = next_step(table, self._prefill_tokens, share=self._share)
         self._rebuilt_tokens += step.rebuilt_tokens
         families, backend = table.family if self._share else None, self._backend
-        layout = Layout(self._cache, table.ids, backend.stairs, backend.reads_alone, families)
+        layout = Layout(self._cache, table.ids, backend.stairs, backend.alone, families)
         return pack(layout, step.slots, step.starts, step.widths, step.complete)
 
     def _sample(self, slots: Ints, logits: Tensor) -> list[Answer]:

@@ -9,7 +9,6 @@
 #include "exponential.h"
 #include "largest.h"
 
-#define BLOCK 64
 #define LANES 8
 
 static inline double sum_of(const float *masses, int64_t n) {
@@ -23,27 +22,28 @@ static inline double sum_of(const float *masses, int64_t n) {
 }
 
 /* (rows, vocabulary) logits and (rows,) uniforms in (0, 1) give ids and log-probabilities. `masses` is scratch of (vocabulary,),
- * `sums` of one number for each block of it. */
+ * `sums` of one number for each `block` ids of it. */
 void draw_tokens(const float *logits, const double *uniform, int64_t *ids, float *logprobs, float *masses, double *sums,
-    int64_t rows, int64_t vocabulary) {
-    const int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK;
+    int64_t block, int64_t rows, int64_t vocabulary) {
+    const int64_t blocks = (vocabulary + block - 1) / block;
     for (int64_t i = 0; i < rows; i++) {
         const float *row = logits + i * vocabulary, top = largest(row, vocabulary);
         for (int64_t j = 0; j < vocabulary; j++) masses[j] = exp_negative(row[j] - top);
         double total = 0.0;
         for (int64_t b = 0; b < blocks; b++) {
-            const int64_t left = vocabulary - b * BLOCK;
-            sums[b] = sum_of(masses + b * BLOCK, left < BLOCK ? left : BLOCK);
+            const int64_t left = vocabulary - b * block;
+            sums[b] = sum_of(masses + b * block, left < block ? left : block);
             total += sums[b];
         }
         const double wanted = uniform[i] * total;
         double below = 0.0;
         int64_t b = 0;
         while (b < blocks - 1 && !(below + sums[b] > wanted)) below += sums[b++];
-        const int64_t end = (b + 1) * BLOCK < vocabulary ? (b + 1) * BLOCK : vocabulary;
-        int64_t found = b * BLOCK;
+        while (b > 0 && sums[b] == 0.0) b--; /* where rounding leaves the sum a little short */
+        const int64_t end = (b + 1) * block < vocabulary ? (b + 1) * block : vocabulary;
+        int64_t found = b * block;
         for (int64_t j = found; j < end; j++) {
-            if (masses[j] > 0.0f) found = j; /* the last that has a mass, where rounding leaves the block a little short */
+            if (masses[j] > 0.0f) found = j; /* the last that has a mass, for the same reason */
             below += (double)masses[j];
             if (below > wanted) break;
         }

@@ -33,19 +33,19 @@ class Decoder:
     def forward(self, weights: LiveWeights, cache: KVCache, batch: Batch) -> Tensor | None:
         """Write keys and values of all tokens; logits (complete rows, vocab), or None when no row is complete."""
         x = weights.embed.index_select(0, batch.ids)
-        final, place = len(weights.layers) - 1, self._passes.place
+        final, place, turns = len(weights.layers) - 1, self._passes.place, self._passes.turns(batch.positions)
         for index, layer in enumerate(weights.layers):
             h = self._passes.norm(x, layer.attn_norm)
             groups, memory = batch.groups, Memory(cache, index, batch.write)
             if index < final or (batch.last is None and batch.last_groups):
-                queries = place(F.linear(h, layer.qkv, layer.qkv_bias), layer, batch.positions, memory)
+                queries = place(F.linear(h, layer.qkv, layer.qkv_bias), layer, turns, memory)
             else:
-                place(self._part(layer, h, slice(self._query_rows, None)), layer, batch.positions, memory)
+                place(self._part(layer, h, slice(self._query_rows, None)), layer, turns, memory)
                 if batch.last is None:
                     return None
                 groups = batch.last_groups
                 heads = self._part(layer, h.index_select(0, batch.last), slice(0, self._query_rows))
-                queries = place(heads, layer, batch.positions.index_select(0, batch.last), None)
+                queries = place(heads, layer, turns.index_select(0, batch.last), None)
                 x = x.index_select(0, batch.last)
             mixed = [self._attend(cache, index, queries[group.tokens], group) for group in groups]
             x = torch.addmm(x, mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out.t())

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from rollart.runtime.compiled import DECODING, Helpers, Native, Wanted, native
 from rollart.runtime.engine.cache import Ints
-from rollart.runtime.engine.passes import CompiledPasses
+from rollart.runtime.engine.passes import CompiledPasses, over_rows
 from rollart.runtime.engine.reads import Reads
 from rollart.runtime.engine.shape import ModelShape
 
 NAMES = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
 MAX_HEAD_DIM = 256
 DRAW_BLOCK = 64
-"""Ids whose masses are summed together, as `drawing.c` has it."""
+"""Ids whose masses are summed together."""
 Uniforms = NDArray[np.float64]
 
 
@@ -41,23 +41,28 @@ class DecodeKernel:
     """The function for one dtype."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._library, self._dtype = library, dtype
+        self._library, self.dtype = library, dtype
         self._attend = getattr(library, NAMES[dtype])
         self._attend.argtypes = (*(ctypes.c_void_p,) * 5, *(ctypes.c_int64,) * 3)
-        library.draw_tokens.argtypes = (*(ctypes.c_void_p,) * 6, *(ctypes.c_int64,) * 2)
+        library.draw_tokens.argtypes = (*(ctypes.c_void_p,) * 6, *(ctypes.c_int64,) * 3)
         self._helpers = Helpers()
 
     def passes(self, shape: ModelShape) -> CompiledPasses | None:
         """What the same library computes between matrix products, where that is this dtype's."""
-        return CompiledPasses(self._library, shape) if self._dtype == torch.float32 else None
+        return CompiledPasses(self._library, shape) if self.dtype == torch.float32 else None
 
     def draw(self, logits: Tensor, uniform: Uniforms) -> tuple[Ints, NDArray[np.float32]]:
         """Ids and log-probabilities of one token for each row of (n, vocab) float32 logits, at `uniform` (n,)."""
-        logits, (n, vocab) = logits.contiguous(), logits.shape
+        logits, uniform, (n, vocab) = logits.contiguous(), np.ascontiguousarray(uniform), logits.shape
         ids, logprobs = np.empty(n, np.int64), np.empty(n, np.float32)
-        masses, sums = np.empty(vocab, np.float32), np.empty(-(-vocab // DRAW_BLOCK))
-        arrays = (np.ascontiguousarray(uniform), ids, logprobs, masses, sums)
-        self._library.draw_tokens(logits.data_ptr(), *(array.ctypes.data for array in arrays), n, vocab)
+
+        def part(begin: int, end: int) -> None:
+            rows, masses, sums = slice(begin, end), np.empty(vocab, np.float32), np.empty(-(-vocab // DRAW_BLOCK))
+            arrays = (uniform[rows], ids[rows], logprobs[rows], masses, sums)
+            at = logits[rows].data_ptr(), *(array.ctypes.data for array in arrays)
+            self._library.draw_tokens(*at, DRAW_BLOCK, end - begin, vocab)
+
+        over_rows(self._helpers, logits.shape, part)
         return ids, logprobs
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, reads: Reads) -> Tensor:

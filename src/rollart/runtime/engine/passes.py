@@ -8,8 +8,9 @@ products of torch, each over all tokens in memory.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from rollart.runtime.engine.cache import KVCache
 from rollart.runtime.engine.live_weights import Layer
 from rollart.runtime.engine.shape import ModelShape
 
-ROWS_A_THREAD = 64
-"""Fewer are not shared among threads."""
+CELLS_A_THREAD = 1 << 14
+"""Fewer numbers are not worth another thread."""
 
 
 class Memory(NamedTuple):
@@ -44,9 +45,13 @@ class Passes(Protocol):
         """silu(gate) * up: (n, 2 ffn), gates before ups -> (n, ffn)."""
         ...
 
-    def place(self, heads: Tensor, layer: Layer, positions: Tensor, memory: Memory | None) -> Tensor:
-        """Turn queries and keys of (n, width) heads by their positions; what is not a query is stored in `memory`, without
-        which there are queries only. Queries (n, any number, head_dim) are returned; `heads` is used up."""
+    def turns(self, positions: Tensor) -> Tensor:
+        """What `place` turns tokens at positions (n,) by; a row for each."""
+        ...
+
+    def place(self, heads: Tensor, layer: Layer, turns: Tensor, memory: Memory | None) -> Tensor:
+        """Turn queries and keys of (n, width) heads; what is not a query is stored in `memory`, without which there are queries
+        only. Queries (n, any number, head_dim) are returned; `heads` is used up."""
         ...
 
 
@@ -77,7 +82,10 @@ class TorchPasses:
         ffn = self._shape.ffn
         return F.silu(both[:, :ffn]).mul_(both[:, ffn:])
 
-    def place(self, heads: Tensor, layer: Layer, positions: Tensor, memory: Memory | None) -> Tensor:
+    def turns(self, positions: Tensor) -> Tensor:
+        return self._rotations.index_select(0, positions)[:, None]
+
+    def place(self, heads: Tensor, layer: Layer, turns: Tensor, memory: Memory | None) -> Tensor:
         each = heads.view(len(heads), -1, self._shape.head_dim)
         kv_heads = 0 if memory is None else self._shape.kv_heads
         n_queries = each.shape[1] - 2 * kv_heads
@@ -85,7 +93,7 @@ class TorchPasses:
         if layer.q_norm is not None and layer.k_norm is not None:
             parts = ((turned[:, :n_queries], layer.q_norm), (turned[:, n_queries:], layer.k_norm))
             turned = torch.cat([self.norm(part, weight) for part, weight in parts], 1)
-        turned = _rotated(turned, self._rotations.index_select(0, positions)[:, None])
+        turned = _rotated(turned, turns)
         if memory is not None:
             memory.cache.write(memory.layer, memory.write, turned[:, n_queries:], each[:, -kv_heads:])
         return turned[:, :n_queries]
@@ -111,7 +119,7 @@ class CompiledPasses:
     """By the functions of the library; float32 on the CPU. Uses as many threads as torch does here."""
 
     def __init__(self, library: ctypes.CDLL, shape: ModelShape) -> None:
-        self._shape, self._turns = shape, torch.view_as_real(rotations(shape)).contiguous()
+        self._shape, self._table = shape, torch.view_as_real(rotations(shape)).contiguous()
         self._norm, self._gate, self._place = library.norm_forward, library.gate_forward, library.place_heads
         self._norm.argtypes, self._gate.argtypes = NORM_FORWARD, GATE_FORWARD
         self._place.argtypes = (ctypes.c_void_p, *(ctypes.c_int64,) * 2)
@@ -121,17 +129,20 @@ class CompiledPasses:
         x = x.contiguous()
         out, row = torch.empty_like(x), x.element_size() * x.shape[1]
         begin, to, by, eps, width = x.data_ptr(), out.data_ptr(), weight.data_ptr(), self._shape.rms_eps, x.shape[1]
-        self._over(len(x), lambda a, b: self._norm(begin + a * row, by, to + a * row, None, eps, b - a, width))
+        self._over(x.shape, lambda a, b: self._norm(begin + a * row, by, to + a * row, None, eps, b - a, width))
         return out
 
     def gate(self, both: Tensor) -> Tensor:
         both, ffn = both.contiguous(), self._shape.ffn
         out, row = both.new_empty(len(both), ffn), both.element_size() * ffn
         begin, to = both.data_ptr(), out.data_ptr()
-        self._over(len(both), lambda a, b: self._gate(begin + 2 * a * row, to + a * row, b - a, ffn))
+        self._over(both.shape, lambda a, b: self._gate(begin + 2 * a * row, to + a * row, b - a, ffn))
         return out
 
-    def place(self, heads: Tensor, layer: Layer, positions: Tensor, memory: Memory | None) -> Tensor:
+    def turns(self, positions: Tensor) -> Tensor:
+        return positions
+
+    def place(self, heads: Tensor, layer: Layer, turns: Tensor, memory: Memory | None) -> Tensor:
         shape, size = self._shape, self._shape.head_dim
         kv_heads = 0
         where: list[int | None] = [None, None, None]
@@ -142,21 +153,23 @@ class CompiledPasses:
         n_queries = each.shape[1] - 2 * kv_heads
         norms = (None if weight is None else weight.data_ptr() for weight in (layer.q_norm, layer.k_norm))
         given = _Placed(
-            heads.data_ptr(), self._turns.data_ptr(), positions.data_ptr(), *where, *norms,
+            heads.data_ptr(), self._table.data_ptr(), turns.data_ptr(), *where, *norms,
             heads.stride(0), n_queries, kv_heads, size, shape.rms_eps,
         )  # fmt: skip
         at = ctypes.addressof(given)
-        self._over(len(heads), lambda a, b: self._place(at, a, b))
+        self._over(heads.shape, lambda a, b: self._place(at, a, b))
         return each[:, :n_queries]
 
-    def _over(self, rows: int, call: Any) -> None:
-        """`call(begin, end)` over all rows."""
-        threads = min(torch.get_num_threads(), max(rows // ROWS_A_THREAD, 1))
-        if threads == 1:
-            call(0, rows)
-            return
-        cuts = [rows * part // threads for part in range(threads + 1)]
-        others = [self._helpers.of(threads - 1).submit(call, *part) for part in pairwise(cuts[1:])]
-        call(cuts[0], cuts[1])
-        for other in others:
-            other.result()
+    def _over(self, cells: Sequence[int], call: Callable[[int, int], object]) -> None:
+        over_rows(self._helpers, cells, call)
+
+
+def over_rows(helpers: Helpers, cells: Sequence[int], call: Callable[[int, int], object]) -> None:
+    """`call(begin, end)` for all rows of (rows, width) `cells`, by as many threads as torch has here and they are worth."""
+    rows, width = cells
+    threads = max(min(torch.get_num_threads(), rows, rows * width // CELLS_A_THREAD), 1)
+    cuts = [rows * part // threads for part in range(threads + 1)]
+    others = [helpers.of(threads - 1).submit(call, *part) for part in pairwise(cuts[1:])]
+    call(cuts[0], cuts[1])
+    for other in others:
+        other.result()

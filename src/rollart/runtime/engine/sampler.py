@@ -3,7 +3,7 @@
 Invariant: a draw is a function of the row's logits, its sampling parameters and one uniform number, which is a hash of
 (seed, position in the sequence); neighbours in the batch, the step and the number of draws before do not enter.
 The inverse of the distribution function is taken in float64, so rare tokens keep their share; in large vocabularies first over
-blocks of ids, whose masses are sums in float32, then within one: the same function up to 1e-7 of the mass.
+blocks of ids, whose masses torch sums in float32, then within one: the same function up to 1e-7 of the mass.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ def _drawn_by(
     if special is None:
         return ids, logprobs, None
     again = special.greedy | special.truncates
+    if not again.any():
+        return ids, logprobs, None
     tokens, masses = torch.from_numpy(ids)[:, None], logits.softmax(-1)
     log_kept = _apply_special(tokens, logits, masses, torch.from_numpy(uniform)[:, None], special)
     logprobs[again] = masses.gather(1, tokens).log_()[:, 0].numpy()[again]

@@ -16,7 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rollart.core.errors import EngineError
 from rollart.runtime.compiled import COMPILERS, Wanted
-from rollart.runtime.engine.batch import ALONE_WIDTH
+from rollart.runtime.engine.batch import ALONE_REACH, ALONE_WIDTH, Layout, pack, staircase
+from rollart.runtime.engine.cache import KVCache
 from rollart.runtime.engine.native import DecodeKernel, decode_kernel, even_parts
 from rollart.runtime.engine.reads import Reads, by_token, reads_of
 
@@ -190,13 +191,27 @@ def test_each_token_of_a_chunk_reads_up_to_itself(rows: list[tuple[int, int, int
     assert np.array_equal(each.ends, positions + 1)
     assert np.array_equal(each.slots, np.repeat(whole.slots, widths))
     assert np.array_equal(each.lead, np.repeat(whole.lead, widths))
-    assert (each.shared < each.ends).all()
-    assert (each.shared <= np.repeat(whole.shared, widths)).all()
+    assert np.array_equal(each.shared, np.minimum(np.repeat(whole.shared, widths), positions))
+    assert (each.shared < each.ends).all(), "its newest token is its own"
 
 
+def test_siblings_that_part_early_read_what_one_of_them_writes_in_the_same_step() -> None:
+    prompts = {f"train/t/0/0/{n}": [*random_ids(6, 1), *random_ids(14, n)] for n in range(4)}
+    found = []
+    for native in ("auto", "off"):
+        core = engine(native=native)
+        core.submit([request(traj, prompt, max_tokens=9) for traj, prompt in prompts.items()])
+        answers = by_traj(core)
+        assert all(mismatch(prompts[traj], answer) < 1e-5 for traj, answer in answers.items())
+        found.append({traj: ids(answer) for traj, answer in answers.items()})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("width", [2, ALONE_WIDTH, ALONE_WIDTH + 1])
-def test_chunks_are_computed_the_same_with_and_without_the_kernel(width: int) -> None:
+def test_chunks_are_computed_the_same_with_and_without_the_kernel(width: int, threads: int) -> None:
     first, found = random_ids(40), []
+    torch.set_num_threads(threads)
     for native in ("auto", "off"):
         core = engine(native=native)
         core.submit([request(f"train/t/0/{n // 3}/{n % 3}", first, max_tokens=5 + n) for n in range(6)])
@@ -207,3 +222,19 @@ def test_chunks_are_computed_the_same_with_and_without_the_kernel(width: int) ->
         assert all(mismatch(seconds[traj], answer) < 1e-5 for traj, answer in later.items())
         found.append({traj: ids(answer) for traj, answer in later.items()})
     assert found[0] == found[1]
+    torch.set_num_threads(1)
+
+
+def test_short_chunks_are_attended_token_by_token_where_that_was_measured_to_pay() -> None:
+    kernel()
+    for dtype, wide in ((torch.float32, ALONE_WIDTH), (torch.bfloat16, 1)):
+        core = engine(dtype=dtype)
+        assert core._backend.alone == wide
+    assert engine(native="off")._backend.alone == 0
+    cache, table = KVCache(engine().shape, torch.float32, CPU), np.zeros((3, 2 * ALONE_REACH), np.int32)
+    cache.repack(np.empty(0, np.int64), 3, 2 * ALONE_REACH)
+    layout = Layout(cache, table, staircase(2 * ALONE_REACH, torch.float32, CPU), ALONE_WIDTH, None)
+    slots, widths, complete = np.arange(3), np.array([1, 5, 9]), np.ones(3, np.bool_)
+    for longest, alone in ((ALONE_REACH, [True]), (ALONE_REACH + 1, [False, True])):
+        batch = pack(layout, slots, longest - widths, widths, complete)
+        assert [group.reads is not None for group in batch.groups] == alone

@@ -68,7 +68,7 @@ def test_norms_and_gates_are_those_of_torch(rows: int) -> None:
 
 @pytest.mark.parametrize("head_dim", [8, 32, 64, 80, 128])
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
-@pytest.mark.parametrize("n", [1, 5, 150])
+@pytest.mark.parametrize("n", [1, 5, 200])
 @pytest.mark.usefixtures("threads")
 def test_heads_are_turned_and_stored_as_torch_does(head_dim: int, normed: bool, n: int) -> None:
     torch.manual_seed(n)
@@ -83,7 +83,7 @@ def test_heads_are_turned_and_stored_as_torch_does(head_dim: int, normed: bool, 
             cache = cache_of(shape)
             write = torch.from_numpy(cache.write_index(slots, places))
             memory = Memory(cache, 1, write) if kept else None
-            queries = passes.place(heads.clone(), layer, torch.from_numpy(places), memory)
+            queries = passes.place(heads.clone(), layer, passes.turns(torch.from_numpy(places)), memory)
             assert queries.shape == (n, n_queries, head_dim)
             found.append((queries, cache.keys[1], cache.values[1]))
             assert not cache.keys[0].any(), "another layer is not touched"

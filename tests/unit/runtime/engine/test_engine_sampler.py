@@ -185,6 +185,14 @@ def test_kept_mass_comes_with_truncated_requests_only() -> None:
     assert answers["greedy"].log_kept_mass is None
 
 
+def test_tokens_without_a_mass_are_never_drawn(plain: Plain | None) -> None:
+    scores = torch.full((4, 200), float("-inf"))
+    scores[:2, 3], scores[2:, :50] = 0.0, 1.0
+    tokens, logprobs, _ = draw(scores, np.array([2.0**-53, 1 - 2.0**-53] * 2), plain=plain)
+    assert tokens.tolist() == [3, 3, 0, 49]
+    assert np.allclose(logprobs, [0.0, 0.0, -np.log(50), -np.log(50)], atol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_has_no_log_probability(bad: float, plain: Plain | None) -> None:
     for place in (0, 5, 69):
@@ -192,6 +200,7 @@ def test_a_row_that_is_not_finite_has_no_log_probability(bad: float, plain: Plai
         scores[1, place] = bad
         _, logprobs, _ = draw(scores, np.full(3, 0.5), plain=plain)
         assert np.isfinite(logprobs).tolist() == [True, False, True]
+    assert not np.isfinite(draw(torch.full((1, 70), -float("inf")), np.full(1, 0.5), plain=plain)[1]).any()
 
 
 def test_both_ways_to_draw_give_the_same_tokens() -> None:
@@ -203,7 +212,8 @@ def test_both_ways_to_draw_give_the_same_tokens() -> None:
     by_rule = [many(rule, 400) for rule in rules]
     names = ("greedy", "temperature", "truncates", "top_k", "top_p", "min_p")
     special = Special(**{name: np.concatenate([getattr(one, name) for one in by_rule]) for name in names})
-    for wanted in (None, special):
+    for wanted, threads in ((None, 1), (special, 1), (None, 3)):
+        torch.set_num_threads(threads)
         (ids_1, scores_1, kept_1), (ids_2, scores_2, kept_2) = (
             draw(scores, numbers(3, 2000), wanted, plain=way) for way in (None, found.draw)
         )
@@ -212,3 +222,4 @@ def test_both_ways_to_draw_give_the_same_tokens() -> None:
         assert np.allclose(scores_1[alike], scores_2[alike], atol=2e-6)
         assert (kept_1 is None) == (kept_2 is None) == (wanted is None)
         assert kept_1 is None or kept_2 is None or np.array_equal(kept_1, kept_2)
+    torch.set_num_threads(1)
