@@ -44,6 +44,9 @@ class LiveWeights(NamedWeights):
 
         super().__init__(shape.family, dtype)
         self._shape = shape
+        self._turned = dtype == torch.float32 and device.type == "cpu"
+        """Matrices lie in memory as (in, out): products with few tokens, as decoding has them, are up to four times as fast so
+        in MKL; with thousands it makes no difference."""
         self.embed = self._name("model.embed_tokens.weight", new(shape.vocab, shape.hidden))
         self.layers = [self._layer(f"model.layers.{index}.", new) for index in range(shape.layers)]
         self.norm = self._name("model.norm.weight", new(shape.hidden))
@@ -58,9 +61,12 @@ class LiveWeights(NamedWeights):
         self._name(name, halves, tuple(rows.shape))
 
     def _layer(self, prefix: str, new: Callable[..., Tensor]) -> Layer:
+        def matrix(out: int, n: int) -> Tensor:
+            return new(n, out).t() if self._turned else new(out, n)
+
         shape, attn, mlp = self._shape, f"{prefix}self_attn.", f"{prefix}mlp."
         q_rows, k_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        qkv = new(q_rows + 2 * k_rows, shape.hidden)
+        qkv = matrix(q_rows + 2 * k_rows, shape.hidden)
         bias = new(q_rows + 2 * k_rows) if shape.qkv_bias else None
         for kind, part in (("weight", qkv), ("bias", bias)):
             if part is not None:
@@ -72,7 +78,7 @@ class LiveWeights(NamedWeights):
         if q_norm is not None and k_norm is not None:
             self._paired(f"{attn}q_norm.weight", q_norm, 1)
             self._paired(f"{attn}k_norm.weight", k_norm, 1)
-        gate_up = new(2 * shape.ffn, shape.hidden)
+        gate_up = matrix(2 * shape.ffn, shape.hidden)
         self._name(f"{mlp}gate_proj.weight", gate_up[: shape.ffn])
         self._name(f"{mlp}up_proj.weight", gate_up[shape.ffn :])
         return Layer(
@@ -81,8 +87,8 @@ class LiveWeights(NamedWeights):
             qkv_bias=bias,
             q_norm=q_norm,
             k_norm=k_norm,
-            out=self._name(f"{attn}o_proj.weight", new(shape.hidden, q_rows)),
+            out=self._name(f"{attn}o_proj.weight", matrix(shape.hidden, q_rows)),
             mlp_norm=self._name(f"{prefix}post_attention_layernorm.weight", new(shape.hidden)),
             gate_up=gate_up,
-            down=self._name(f"{mlp}down_proj.weight", new(shape.hidden, shape.ffn)),
+            down=self._name(f"{mlp}down_proj.weight", matrix(shape.hidden, shape.ffn)),
         )
