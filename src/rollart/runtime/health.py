@@ -299,6 +299,7 @@ def live_stack(frame: FrameType | None) -> list[Spot]:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
         depth = len(module.split(".")) + (Path(code.co_filename).stem == "__init__")
         path = "/".join(Path(code.co_filename).parts[-depth:])
-        stack.append(Spot(path, frame.f_lineno, code.co_qualname, code.co_filename))
+        # some instructions belong to no line
+        stack.append(Spot(path, frame.f_lineno or code.co_firstlineno, code.co_qualname, code.co_filename))
         frame = frame.f_back
     return stack

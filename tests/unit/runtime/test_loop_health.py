@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from rollart.core.events import Recorder
-from rollart.runtime.health import LIMIT_S, REPORT_S, Look, Standstill, tell, watched
+from rollart.runtime.health import LIMIT_S, REPORT_S, Look, Standstill, live_stack, place_of, tell, watched
 
 BLOCK_S = 3 * LIMIT_S
 
@@ -191,3 +192,15 @@ def test_what_is_told_follows_from_what_was_seen(changes: dict[str, Any], said: 
     text = tell(still(**changes))
     assert said in text
     assert unsaid not in text
+
+
+def test_a_call_at_an_instruction_without_a_line_is_told_by_its_functions_first() -> None:
+    def held() -> FrameType:
+        return sys._getframe()
+
+    held.__code__ = held.__code__.replace(co_linetable=b"")
+    frame = held()
+    assert frame.f_lineno is None, "as between the lines of a cleared handler"
+    stack = live_stack(frame)
+    assert stack[0].line == held.__code__.co_firstlineno
+    assert place_of(stack).startswith(str(stack[0]))
