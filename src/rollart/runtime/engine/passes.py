@@ -129,14 +129,16 @@ class CompiledPasses:
         x = x.contiguous()
         out, row = torch.empty_like(x), x.element_size() * x.shape[1]
         begin, to, by, eps, width = x.data_ptr(), out.data_ptr(), weight.data_ptr(), self._shape.rms_eps, x.shape[1]
-        self._over(x.shape, lambda a, b: self._norm(begin + a * row, by, to + a * row, None, eps, b - a, width))
+        over_rows(
+            self._helpers, x.shape, lambda a, b: self._norm(begin + a * row, by, to + a * row, None, eps, b - a, width)
+        )
         return out
 
     def gate(self, both: Tensor) -> Tensor:
         both, ffn = both.contiguous(), self._shape.ffn
         out, row = both.new_empty(len(both), ffn), both.element_size() * ffn
         begin, to = both.data_ptr(), out.data_ptr()
-        self._over(both.shape, lambda a, b: self._gate(begin + 2 * a * row, to + a * row, b - a, ffn))
+        over_rows(self._helpers, both.shape, lambda a, b: self._gate(begin + 2 * a * row, to + a * row, b - a, ffn))
         return out
 
     def turns(self, positions: Tensor) -> Tensor:
@@ -157,11 +159,8 @@ class CompiledPasses:
             heads.stride(0), n_queries, kv_heads, size, shape.rms_eps,
         )  # fmt: skip
         at = ctypes.addressof(given)
-        self._over(heads.shape, lambda a, b: self._place(at, a, b))
+        over_rows(self._helpers, heads.shape, lambda a, b: self._place(at, a, b))
         return each[:, :n_queries]
-
-    def _over(self, cells: Sequence[int], call: Callable[[int, int], object]) -> None:
-        over_rows(self._helpers, cells, call)
 
 
 def over_rows(helpers: Helpers, cells: Sequence[int], call: Callable[[int, int], object]) -> None:
